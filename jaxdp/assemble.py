@@ -1,0 +1,108 @@
+"""From a configuration to the parts of a run: data, model, step, evaluation."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+from jax.sharding import Mesh
+
+from jaxdp.config import Config
+from jaxdp.data import Dataset, Loader, eval_batches, load_dataset
+from jaxdp.evaluation import EvalStep, evaluate, make_eval_step
+from jaxdp.losses import classification_loss, language_loss
+from jaxdp.mesh import data_mesh
+from jaxdp.models import build_model
+from jaxdp.optim import build_optimizer, build_schedule
+from jaxdp.state import TrainState
+from jaxdp.step import TrainStep, make_train_step
+from jaxdp.sync import all_reduce_sync
+from jaxdp.types import LossFn
+
+_INIT_FOLD = 2**32 - 1  # training folds in the number of the step, which stays below
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a run needs, ready to be put together by hand as well.
+
+    Attributes:
+      dataset, loader: what is trained on, and in which order.
+      loss_fn: of the model, for training (with keys) and evaluation (without).
+      step, eval_step: compiled when first called.
+      init: makes the state before step 0.
+      evaluate: state -> means over the held-out examples.
+    """
+
+    dataset: Dataset
+    loader: Loader
+    mesh: Mesh
+    loss_fn: LossFn
+    step: TrainStep
+    eval_step: EvalStep
+    init: Callable[[], TrainState]
+    evaluate: Callable[[TrainState], dict[str, float]]
+
+
+def load_data(config: Config) -> Dataset:
+    """The data set of a configuration, in host memory; touches no device.
+
+    Raises:
+      UserError: it is missing or damaged.
+    """
+    options = config.data.model_dump(exclude={"kind"})
+    return load_dataset(config.data.kind, **options)
+
+
+def assemble(config: Config, dataset: Dataset, devices: list[jax.Device]) -> Job:
+    """Puts a run together on `devices`.
+
+    Raises:
+      UserError: the data do not fit the batch, or the model does not fit the data.
+    """
+    loader = Loader(dataset.train, config.global_batch, config.seed)
+    mesh = data_mesh(devices)
+    model = build_model(
+        config.model.kind,
+        shape=dataset.shape,
+        num_classes=dataset.num_classes,
+        **config.model.model_dump(exclude={"kind"}),
+    )
+    loss_fn = (
+        classification_loss(model)
+        if dataset.task == "classification"
+        else language_loss(model, bytes_per_token=dataset.bytes_per_token)
+    )
+    rate = learning_rate(config)
+    dtype = None if config.compute_dtype == "float32" else config.compute_dtype
+    options = config.optimizer.model_dump(
+        exclude={"kind", "clip_norm", "learning_rate", "schedule", "warmup_steps", "end_fraction"}
+    )
+    step = make_train_step(
+        loss_fn,
+        build_optimizer(config.optimizer.kind, rate, **options),
+        all_reduce_sync(config.sync.algorithm),
+        mesh,
+        microbatches=config.microbatches,
+        clip_norm=config.optimizer.clip_norm,
+        compute_dtype=dtype,
+        seed=config.seed,
+        learning_rate=rate,
+    )
+    eval_step = make_eval_step(loss_fn, mesh, compute_dtype=dtype)
+    batch = config.eval.batch or config.global_batch
+
+    def init() -> TrainState:
+        key = jax.random.fold_in(jax.random.key(config.seed, impl="threefry2x32"), _INIT_FOLD)
+        return step.init(*jax.jit(model.init)(key))
+
+    def evaluate_heldout(state: TrainState) -> dict[str, float]:
+        batches = eval_batches(dataset.heldout, batch)
+        return evaluate(eval_step, state.params, state.model_state, batches)
+
+    return Job(dataset, loader, mesh, loss_fn, step, eval_step, init, evaluate_heldout)
+
+
+def learning_rate(config: Config) -> Callable:
+    """The learning rate as a function of the step."""
+    o = config.optimizer
+    return build_schedule(o.learning_rate, o.schedule, config.steps, o.warmup_steps, o.end_fraction)

@@ -1,0 +1,138 @@
+"""Saving and restoring the train state with Orbax."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+
+from jaxdp.errors import StorageError
+from jaxdp.state import TrainState
+from jaxdp.trees import named_leaves
+
+STATE, META = "state", "meta"
+
+
+class Checkpoints:
+    """The checkpoints of one run: a folder per step, written in the background.
+
+    Use as a context manager: leaving it waits until the last save is complete.
+    """
+
+    def __init__(self, folder: Path, keep: int = 3):
+        """Opens or creates `folder`; the newest `keep` steps are kept.
+
+        Raises:
+          StorageError: the folder cannot be created.
+        """
+        self.folder = folder.absolute()
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
+        )
+        try:
+            self._manager = ocp.CheckpointManager(self.folder, options=options)
+        except OSError as error:
+            raise StorageError(f"{folder}: cannot hold checkpoints: {error}") from error
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._manager.close()
+
+    def steps(self) -> list[int]:
+        """The steps that are there, oldest first."""
+        return sorted(self._manager.all_steps())
+
+    def save(self, step: int, state: TrainState, meta: dict[str, Any] | None = None) -> None:
+        """Starts saving; returns as soon as `state` may be donated.
+
+        Raises:
+          StorageError: this save, or an earlier one in the background, failed.
+        """
+        # a copy, since Orbax may read CPU buffers in place while the next step reuses them
+        copy = _copy(state._asdict())
+        args = {STATE: ocp.args.StandardSave(copy), META: ocp.args.JsonSave(meta or {})}
+        try:
+            self._manager.save(step, args=ocp.args.Composite(**args))
+        except (OSError, ValueError) as error:
+            raise StorageError(f"{self.folder / str(step)}: saving failed: {error}") from error
+
+    def wait(self) -> None:
+        """Returns when every save is complete on disk.
+
+        Raises:
+          StorageError: one failed.
+        """
+        try:
+            self._manager.wait_until_finished()
+        except (OSError, ValueError) as error:
+            raise StorageError(f"{self.folder}: saving failed: {error}") from error
+
+    def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any], list[str]]:
+        """The newest state that can be read.
+
+        A step that cannot be read is moved to `damaged/` beside the checkpoints, never deleted,
+        and the one before it is used.
+
+        Args:
+          like: a state of the shapes, dtypes and shardings wanted.
+
+        Returns:
+          (state, its meta, a line for each step that was moved aside).
+
+        Raises:
+          StorageError: there is none, or a leaf has another shape or dtype.
+        """
+        lines: list[str] = []
+        for step in reversed(self.steps()):
+            try:
+                return (*self._restore_step(step, like), lines)
+            except (OSError, ValueError, KeyError, TypeError, json.JSONDecodeError) as error:
+                lines.append(self._move_aside(step, error))
+        raise StorageError(*lines, f"{self.folder}: no checkpoint that can be read")
+
+    def _restore_step(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        _check_leaves(self._manager, step, like)
+        target = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like._asdict()
+        )
+        args = {STATE: ocp.args.StandardRestore(target), META: ocp.args.JsonRestore()}
+        restored = self._manager.restore(step, args=ocp.args.Composite(**args))
+        return TrainState(**restored[STATE]), restored[META]
+
+    def _move_aside(self, step: int, error: Exception) -> str:
+        target = self.folder.parent / "damaged" / str(step)
+        while target.exists():
+            target = target.with_name(target.name + "-again")
+        target.parent.mkdir(exist_ok=True)
+        (self.folder / str(step)).rename(target)
+        self._manager.reload()
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        where = f"{target.parent.name}/{target.name}"
+        return f"checkpoint {step} cannot be read ({reason}); moved to {where}"
+
+
+def _check_leaves(manager: ocp.CheckpointManager, step: int, like: TrainState) -> None:
+    """Orbax casts and reshapes without a word: compare what is saved with what is wanted first."""
+    saved = {
+        name: (tuple(leaf.shape), jnp.dtype(leaf.dtype))
+        for name, leaf in named_leaves(manager.item_metadata(step)[STATE].tree)
+    }
+    wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(like._asdict())}
+    if saved != wanted:
+        name = next(n for n in [*wanted, *saved] if saved.get(n) != wanted.get(n))
+        raise StorageError(
+            f"checkpoint {step}: {name} is {_describe(saved.get(name))} there and "
+            f"{_describe(wanted.get(name))} in this run; resume with the configuration that "
+            "saved it"
+        )
+
+
+def _describe(leaf: tuple[tuple[int, ...], Any] | None) -> str:
+    return "absent" if leaf is None else f"{leaf[1]}{list(leaf[0])}"
+
+
+_copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))

@@ -1,0 +1,50 @@
+"""A resolved configuration as YAML, and the differences between two of them."""
+
+from io import StringIO
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedSeq
+
+from jaxdp.config.keys import flatten
+from jaxdp.config.schema import Config
+
+
+def _plain(value: Any) -> Any:
+    if not isinstance(value, tuple):
+        return value
+    items = CommentedSeq(value)
+    items.fa.set_flow_style()  # [512, 512] on one line
+    return items
+
+
+def to_yaml(config: Config) -> str:
+    """All keys of a configuration, defaults too, in the order of the schema.
+
+    `load_config` reads the text back to an equal configuration.
+    """
+    tree: dict[str, Any] = {}
+    for path, value in flatten(config).items():
+        section, _, leaf = path.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[leaf] = _plain(value)
+    yaml = YAML()
+    yaml.width = 2**31  # never fold a text
+    yaml.representer.add_representer(
+        type(None), lambda dumper, _: dumper.represent_scalar("tag:yaml.org,2002:null", "null")
+    )
+    text = StringIO()
+    yaml.dump(tree, text)
+    return text.getvalue()
+
+
+def diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
+    """The keys in which two configurations differ, with both values.
+
+    A key that exists on one side only, since kinds differ, is None on the other.
+    """
+    left, right = flatten(a), flatten(b)
+    return {
+        path: (left.get(path), right.get(path))
+        for path in left | right
+        if left.get(path) != right.get(path)
+    }

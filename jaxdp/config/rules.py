@@ -1,0 +1,143 @@
+"""The rules that read several keys at once.
+
+A rule names the keys that it reads, so that it can be run, and reported, beside faults in others:
+it is skipped only if one of its own keys is faulty or does not exist for the chosen kinds.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from jaxdp.config.keys import SECTIONS, flatten
+from jaxdp.config.schema import Config
+from jaxdp.config.words import either
+
+
+class Rule(NamedTuple):
+    """`check` gets the values of the keys `reads`, in this order, and says what is wrong.
+
+    The sentence is about the first key: it is printed behind its name.
+    """
+
+    reads: tuple[str, ...]
+    check: Callable[..., str | None]
+
+
+def _nearest(value: int, divisor: int) -> str:
+    """The multiples of `divisor` next to a value that is none."""
+    below = value - value % divisor
+    if not below:
+        return f"the nearest valid value is {divisor}"
+    return f"the nearest valid values are {below} and {below + divisor}"
+
+
+def _batch_splits(
+    global_batch: int, microbatches: int, devices: int | Literal["auto"]
+) -> str | None:
+    if devices == "auto":  # whatever their number will be, microbatches has to divide
+        parts, product = microbatches, f"microbatches = {microbatches}"
+    else:
+        parts = microbatches * devices
+        product = f"microbatches x devices = {microbatches} x {devices} = {parts}"
+    if global_batch % parts == 0:
+        return None
+    return f"{global_batch} is not divisible by {product}; {_nearest(global_batch, parts)}"
+
+
+def _eval_batch_splits(batch: int | None, devices: int | Literal["auto"]) -> str | None:
+    if batch is None or devices == "auto" or batch % devices == 0:
+        return None
+    return f"{batch} is not divisible by devices = {devices}; {_nearest(batch, devices)}"
+
+
+def _tasks_match(data_kind: str, model_kind: str) -> str | None:
+    models, data = SECTIONS["model"], SECTIONS["data"]
+    task = models[model_kind].task
+    fitting = [kind for kind, section in data.items() if section.task == task]
+    if data_kind in fitting:
+        return None
+    models = [kind for kind, section in models.items() if section.task == data[data_kind].task]
+    return (
+        f"{data_kind} does not fit model.kind {model_kind}; expected {either(fitting)}, "
+        f"or model.kind {either(models)}"
+    )
+
+
+def _heads_divide_width(width: int, heads: int) -> str | None:
+    if width % heads == 0:
+        return None
+    return f"{width} is not divisible by model.heads = {heads}; {_nearest(width, heads)}"
+
+
+def _rotary_pairs(width: int, heads: int, positions: str) -> str | None:
+    if positions != "rotary" or width % heads or width // heads % 2 == 0:
+        return None
+    return (
+        f"{width} / model.heads = {width} / {heads} = {width // heads} is odd, but positions "
+        f"rotary turns pairs; {_nearest(width, 2 * heads)}"
+    )
+
+
+def _warmup_ends(warmup_steps: int, steps: int) -> str | None:
+    if warmup_steps < steps:
+        return None
+    return f"{warmup_steps} is not shorter than the run; expected fewer than steps = {steps}"
+
+
+def _end_is_used(end_fraction: float, schedule: str) -> str | None:
+    # The default 0 is let through: a resolved configuration writes out every key.
+    if not end_fraction or schedule != "constant":
+        return None
+    return f"{end_fraction} has no effect with schedule constant; set schedule cosine or linear"
+
+
+def _nesterov_is_used(nesterov: bool, momentum: float) -> str | None:
+    return "true has no effect with momentum 0" if nesterov and not momentum else None
+
+
+def _fraction_is_used(fraction: float, kind: str, heldout_path: str | None) -> str | None:
+    default = SECTIONS["data"][kind].model_fields["heldout_fraction"].default
+    if heldout_path is None or fraction == default:
+        return None
+    return f"{fraction} has no effect, since data.heldout_path is given; remove one of them"
+
+
+DEVICE_RULES = (
+    Rule(("global_batch", "microbatches", "devices"), _batch_splits),
+    Rule(("eval.batch", "devices"), _eval_batch_splits),
+)
+RULES = (
+    *DEVICE_RULES,
+    Rule(("data.kind", "model.kind"), _tasks_match),
+    Rule(("model.width", "model.heads"), _heads_divide_width),
+    Rule(("model.width", "model.heads", "model.positions"), _rotary_pairs),
+    Rule(("optimizer.warmup_steps", "steps"), _warmup_ends),
+    Rule(("optimizer.end_fraction", "optimizer.schedule"), _end_is_used),
+    Rule(("optimizer.nesterov", "optimizer.momentum"), _nesterov_is_used),
+    Rule(("data.heldout_fraction", "data.kind", "data.heldout_path"), _fraction_is_used),
+)
+
+
+def broken_rules(
+    values: Mapping[str, Any], rules: tuple[Rule, ...] = RULES
+) -> list[tuple[str, str]]:
+    """The key and the sentence of each broken rule, among those whose keys all have a value."""
+    return [
+        (rule.reads[0], text)
+        for rule in rules
+        if all(path in values for path in rule.reads)
+        and (text := rule.check(*(values[path] for path in rule.reads)))
+    ]
+
+
+def check_devices(config: Config, n_devices: int) -> list[str]:
+    """Whether the batches can be spread over `n_devices`, once `devices: auto` was counted.
+
+    Args:
+        config: a valid configuration.
+        n_devices: devices over all processes.
+
+    Returns:
+        A line for each batch that cannot, with the nearest valid values; empty if all is well.
+    """
+    values = flatten(config) | {"devices": n_devices}
+    return [f"{path}: {text}" for path, text in broken_rules(values, DEVICE_RULES)]

@@ -1,0 +1,104 @@
+"""The configuration of a run: every key, its type, its range, its default and its meaning.
+
+Three sections (`model`, `data`, `optimizer`) have a `kind` that decides which keys they hold:
+`kinds.py`.  The rules that read several keys at once: `rules.py`.
+"""
+
+from typing import Annotated, Literal, get_args
+
+from annotated_types import Ge, Le
+from pydantic import Field
+
+from jaxdp.config.kinds import (
+    Adam,
+    Count,
+    CountOrZero,
+    Data,
+    Digits,
+    Mlp,
+    Model,
+    Optimizer,
+    Section,
+    Text,
+)
+
+# Seeds that jax.random.key tells apart without 64-bit types.
+MAX_SEED = 2**32 - 1
+
+Algorithm = Literal["psum", "ring"]
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+
+
+class Sync(Section):
+    """How gradients are summed over devices."""
+
+    algorithm: Algorithm = Field(
+        default="psum", description="how gradients are summed over devices"
+    )
+
+
+class Checkpoint(Section):
+    """When the state of the run is saved."""
+
+    every: CountOrZero = Field(default=0, description="steps between saves; 0: only at the end")
+    keep: Count = Field(default=3, description="number of newest checkpoints that are kept")
+
+
+class Eval(Section):
+    """When the held-out examples are evaluated."""
+
+    every: CountOrZero = Field(
+        default=0, description="steps between evaluations; 0: only at the end"
+    )
+    batch: Count | None = Field(
+        default=None,
+        description="examples per evaluation batch, divisible by devices; null: global_batch",
+    )
+
+
+class Log(Section):
+    """What the run tells while it runs."""
+
+    every: Count = Field(default=10, description="steps between lines of metrics")
+    progress: Literal["auto", "rich", "plain", "none"] = Field(
+        default="auto", description="progress on the terminal; auto: rich if it is one, else plain"
+    )
+    tensorboard: bool = Field(default=False, description="also write TensorBoard files")
+
+
+class Config(Section):
+    """The whole configuration of a run; the defaults alone are a valid one."""
+
+    steps: Count = Field(default=1000, description="optimizer steps of the whole run")
+    seed: Annotated[int, Ge(0), Le(MAX_SEED)] = Field(
+        default=0, description="seed of all randomness"
+    )
+    devices: Literal["auto"] | Count = Field(
+        default="auto",
+        description="devices over all processes, emulated on CPU; auto: all there are",
+    )
+    global_batch: Count = Field(
+        default=96,
+        description="examples per optimizer step over all devices; "
+        "divisible by microbatches x devices",
+    )
+    microbatches: Count = Field(
+        default=1,
+        description="parts in which each device works off its share of the batch, one by one",
+    )
+    compute_dtype: Literal["float32", "bfloat16"] = Field(
+        default="float32", description="type of the computation; the parameters stay float32"
+    )
+    out: Text | None = Field(
+        default=None, description="folder of the run; null: runs/ and the name of the config file"
+    )
+    resume: bool | Literal["auto"] = Field(
+        default=False, description="go on from the newest checkpoint in out; auto: if there is one"
+    )
+    model: Model = Field(default=Mlp(), description="what is trained")
+    data: Data = Field(default=Digits(), description="what it is trained on")
+    optimizer: Optimizer = Field(default=Adam(), description="how the parameters are updated")
+    sync: Sync = Field(default=Sync(), description="how the devices communicate")
+    checkpoint: Checkpoint = Field(default=Checkpoint(), description="when the run is saved")
+    eval: Eval = Field(default=Eval(), description="when held-out examples are evaluated")
+    log: Log = Field(default=Log(), description="what the run tells")

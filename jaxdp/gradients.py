@@ -1,0 +1,95 @@
+"""Sums on one device, means over all: the arithmetic around the reduction.
+
+Sums and weights are added over microbatches here and over devices by the synchronisation; the
+division by the global weight stands in `global_means` and nowhere else.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxdp.types import Batch, LossFn, PyTree
+
+Sums = dict[str, Any]  # "grads", "scalars" (name -> [sum, weight]) and "model_state" (times weight)
+
+
+def local_sums(
+    loss: LossFn, params: PyTree, model_state: PyTree, batch: Batch, key: jax.Array, axis_name: str
+) -> Sums:
+    """This device's sums over its microbatches.
+
+    Args:
+      loss: as `loss_path.checked_loss` returns it.
+      params, model_state: of the step's beginning; the model state passes from microbatch to
+        microbatch.
+      batch: leaves `[microbatches, b, ...]`.
+      key: the step's random key; example i of the global batch gets `fold_in(key, i)`, so that
+        its randomness is the same however the batch is spread over devices.
+      axis_name: the mesh axis of the devices.
+    """
+    microbatches, b = jax.tree.leaves(batch)[0].shape[:2]
+    first_of_microbatch = jnp.arange(microbatches) * b * lax.axis_size(axis_name)
+    row = lax.axis_index(axis_name) * b + jnp.arange(b)
+
+    def one(model_state: PyTree, microbatch: tuple[jax.Array, Batch]) -> tuple[Sums, PyTree]:
+        first, examples = microbatch
+        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, first + row)
+        return _sums(loss, params, model_state, examples, keys)
+
+    def add(carry: tuple[Sums, PyTree], microbatch: tuple[jax.Array, Batch]):
+        sums, model_state = carry
+        new, model_state = one(model_state, microbatch)
+        return (jax.tree.map(jnp.add, sums, new), model_state), None
+
+    stacked = (first_of_microbatch, batch)
+    first = jax.tree.map(lambda x: x[0], stacked)
+    if microbatches == 1:
+        sums, model_state = one(model_state, first)
+    else:
+        shapes, _ = jax.eval_shape(one, model_state, first)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        (sums, model_state), _ = lax.scan(add, (zeros, model_state), stacked)
+    weight = sums["scalars"]["loss"][1]
+    return sums | {"model_state": jax.tree.map(lambda x: x * weight.astype(x.dtype), model_state)}
+
+
+def _sums(
+    loss: LossFn, params: PyTree, model_state: PyTree, examples: Batch, keys: jax.Array
+) -> tuple[Sums, PyTree]:
+    def scalar_first(params: PyTree):
+        out = loss(params, model_state, examples, keys)
+        return out.sum, out
+
+    (_, out), grads = jax.value_and_grad(scalar_first, has_aux=True)(params)
+    # one dtype for gradients and scalars: they travel in the same bucket
+    dtype = jnp.result_type(jnp.float32, *jax.tree.leaves(grads))
+    pairs = {"loss": (out.sum, out.weight), **out.metrics}
+    scalars = {
+        name: jnp.stack([jnp.asarray(x, dtype) for x in pair]) for name, pair in pairs.items()
+    }
+    return {"grads": grads, "scalars": scalars}, out.model_state
+
+
+def global_means(sums: Sums) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
+    """Gradients, model state and metrics of the global batch, from sums over all devices.
+
+    A global weight of 0 gives zeros, not NaN; the step then applies nothing.
+
+    Returns:
+      (gradients, model state, metrics): each sum divided by its weight; metrics hold "weight" too.
+    """
+    weight = sums["scalars"]["loss"][1]
+    divisor = jnp.where(weight > 0, weight, 1)
+    grads, model_state = jax.tree.map(
+        lambda x: x / divisor.astype(x.dtype), (sums["grads"], sums["model_state"])
+    )
+    means = {name: total / jnp.where(w > 0, w, 1) for name, (total, w) in sums["scalars"].items()}
+    return grads, model_state, means | {"weight": weight}
+
+
+def clip(grads: PyTree, norm: jax.Array, limit: float) -> PyTree:
+    """Gradients scaled so that their global norm, `norm`, is at most `limit`."""
+    scale = jnp.minimum(1, limit / jnp.maximum(norm, jnp.finfo(norm.dtype).tiny))
+    return jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)

@@ -1,0 +1,102 @@
+"""What stands between a user's loss and the step: its form is checked while it is traced."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from jaxdp.errors import UserError
+from jaxdp.trees import named_leaves
+from jaxdp.types import Batch, LossFn, LossOut, PyTree
+
+# axis_index reads the rank and moves nothing
+_COLLECTIVES = (
+    "psum",
+    "pmax",
+    "pmin",
+    "ppermute",
+    "all_gather",
+    "all_to_all",
+    "reduce_scatter",
+    "pbroadcast",
+    "ragged_all_to_all",
+)
+
+
+def checked_loss(loss_fn: LossFn, compute_dtype: Any = None) -> LossFn:
+    """`loss_fn` with its result as a `LossOut` and its parameters in the compute dtype.
+
+    Raises (while traced):
+      UserError: the result is not (sum, weight), a sum is not a scalar, or the loss communicates.
+    """
+
+    def cast(x: jax.Array) -> jax.Array:
+        return x.astype(compute_dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    def loss(params: PyTree, model_state: PyTree, batch: Batch, keys: Any) -> LossOut:
+        if compute_dtype is not None:
+            params = jax.tree.map(cast, params)
+        refuse_collectives(loss_fn, params, model_state, batch, keys)
+        return _as_loss_out(loss_fn(params, model_state, batch, keys), model_state)
+
+    return loss
+
+
+def _as_loss_out(result: Any, model_state: PyTree) -> LossOut:
+    if isinstance(result, LossOut):
+        out = result
+    elif isinstance(result, tuple) and len(result) == 2:
+        out = LossOut(*result, model_state=model_state)
+    else:
+        raise UserError(
+            f"the loss returned a {type(result).__name__}; expected LossOut or (sum, weight): the "
+            "sum over the batch and how many examples it holds, not a mean"
+        )
+    pairs = {"loss": (out.sum, out.weight), **out.metrics}
+    for name, values in pairs.items():
+        if len(values) != 2 or any(jnp.shape(x) != () for x in values):
+            raise UserError(
+                f"the loss returned {name} with shapes {[jnp.shape(x) for x in values]}; expected "
+                "a pair of scalars, (sum, weight)"
+            )
+    return out
+
+
+def refuse_collectives(loss_fn: LossFn, *args: Any) -> None:
+    """Raises if `loss_fn` communicates.
+
+    A collective that is differentiated under `check_vma=False` gives a gradient that is silently
+    the device's own (JAX_FACTS: `grad(pmean(loss))`); found in the jaxpr, whatever hides it there.
+
+    Raises:
+      UserError: naming the collective.
+    """
+    for name in _primitives(jax.make_jaxpr(loss_fn)(*args).jaxpr):
+        if name.rstrip("2").removesuffix("_invariant") in _COLLECTIVES:
+            raise UserError(
+                f"the loss calls the collective {name}; expected the sum over this device's "
+                "examples alone: return (sum, weight), the step reduces both over all devices"
+            )
+
+
+def _primitives(jaxpr: Any):
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for value in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr):
+            if _is_jaxpr(value):
+                yield from _primitives(getattr(value, "jaxpr", value))
+
+
+def _is_jaxpr(x: Any) -> bool:
+    return isinstance(x, Jaxpr | ClosedJaxpr)
+
+
+def refuse_integers(what: str, tree: PyTree) -> None:
+    """Raises UserError if a leaf is not floating: it cannot be averaged over devices."""
+    for name, leaf in named_leaves(tree):
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            raise UserError(
+                f"{what} {name}: dtype {jnp.result_type(leaf)}; expected floating point: counters "
+                "and keys belong to the batch, or are read from the step's number"
+            )

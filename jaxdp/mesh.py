@@ -1,0 +1,93 @@
+"""Devices: how many there are, how to emulate more, and the one place that maps code over them."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxdp.errors import UserError
+
+AXIS = "data"  # the mesh axis of every data-parallel program
+
+
+def emulate(n: int) -> None:
+    """Makes the CPU appear as `n` devices, so that N-device programs run on a laptop.
+
+    They share the machine's cores and memory: right results, no measure of a network.
+
+    Raises:
+      UserError: JAX has already started with another number of CPU devices.
+    """
+    if n < 1:
+        raise UserError(f"devices: {n} cannot be emulated; expected a whole number of at least 1")
+    _set_cpu_devices(n)
+    have = len(jax.devices("cpu"))
+    if have != n:
+        raise _too_late(n, have)
+
+
+def use_devices(count: int | str) -> list[jax.Device]:
+    """The devices to train on, emulated where the platform is the CPU.
+
+    Args:
+      count: a number, or "auto" for all there are.
+
+    Raises:
+      UserError: there are fewer.
+    """
+    if count == "auto":
+        return jax.devices()
+    n = int(count)
+    _set_cpu_devices(n)  # concerns the CPU alone: harmless where there are accelerators
+    devices = jax.devices()
+    if len(devices) >= n:
+        return devices[:n]
+    if devices[0].platform == "cpu":
+        raise _too_late(n, len(devices))
+    raise UserError(
+        f"devices: {n} were asked for, {len(devices)} {devices[0].platform} device(s) are here; "
+        f"ask for at most {len(devices)}, or set JAX_PLATFORMS=cpu to emulate {n}"
+    )
+
+
+def _set_cpu_devices(n: int) -> None:
+    # refused once the backends have started: the caller then counts what is there
+    with contextlib.suppress(RuntimeError):
+        jax.config.update("jax_num_cpu_devices", n)
+
+
+def _too_late(n: int, have: int) -> UserError:
+    return UserError(
+        f"devices: {n} were asked for after JAX had started with {have}; devices are emulated "
+        f"before JAX's first computation: restart Python (in a notebook, the kernel) and begin "
+        f"with jaxdp.emulate({n})"
+    )
+
+
+def data_mesh(devices: Sequence[jax.Device]) -> Mesh:
+    """A mesh of one axis, `AXIS`, over `devices` in their order."""
+    return Mesh(np.asarray(devices), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+def on_mesh(
+    body: Callable[..., Any],
+    mesh: Mesh,
+    in_specs: Any,
+    out_specs: Any,
+) -> Callable[..., Any]:
+    """`body` run by every device of `mesh` on its shard: the only caller of `shard_map`.
+
+    With `check_vma=False` gradients inside are the device's own until *we* reduce them, once, and
+    psum and a ppermute ring are interchangeable.  The price: nobody but us checks that what leaves
+    through `P()` is equal on all devices.
+    """
+    return jax.shard_map(body, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def replicate(mesh: Mesh, tree: Any) -> Any:
+    """`tree` with every leaf whole on every device."""
+    return jax.device_put(tree, NamedSharding(mesh, P()))

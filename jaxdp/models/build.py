@@ -1,0 +1,4 @@
+"""From a model's name and options to two pure functions."""
+
+
+

@@ -1,0 +1,107 @@
+"""A decoder-only transformer: pre-norm, tied embeddings, no biases.
+
+Written for XLA:CPU as well as for accelerators: dense layers see `[batch * time, features]`,
+attention is an einsum on `[batch, heads, time, features]`, GELU saves its derivative.
+
+References: Radford et al., Language Models are Unsupervised Multitask Learners, 2019;
+Press and Wolf, Using the Output Embedding to Improve Language Models, 2017 (tied embeddings).
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxdp.models.layers import RMSNorm, dropout, gelu, rotate
+
+
+def dense(inputs: int, outputs: int, rngs: nnx.Rngs, scale: float = 1.0) -> nnx.Linear:
+    """A dense layer without bias; the variance of its weights is scale² / inputs."""
+    init = nnx.initializers.variance_scaling(scale**2, "fan_in", "truncated_normal")
+    return nnx.Linear(inputs, outputs, use_bias=False, kernel_init=init, rngs=rngs)
+
+
+def causal_attention(qkv_3xBxHxTxK: jax.Array) -> jax.Array:
+    """softmax(q kᵀ / sqrt(K)) v, each position seeing itself and what comes before it."""
+    q, k, v = qkv_3xBxHxTxK
+    t, features = q.shape[-2:]
+    scores_BxHxTxS = jnp.einsum("bhtk,bhsk->bhts", q * features**-0.5, k)
+    wide = scores_BxHxTxS.astype(jnp.promote_types(q.dtype, jnp.float32))
+    seen_TxS = jnp.tril(jnp.ones((t, t), bool))
+    weights_BxHxTxS = jax.nn.softmax(jnp.where(seen_TxS, wide, -jnp.inf)).astype(q.dtype)
+    return jnp.einsum("bhts,bhsk->bhtk", weights_BxHxTxS, v)
+
+
+class Block(nnx.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); both outputs start 1/sqrt(2 layers) small."""
+
+    def __init__(self, width: int, heads: int, layers: int, rotary: bool, rngs: nnx.Rngs):
+        small = (2 * layers) ** -0.5
+        self.norm_attention, self.norm_mlp = RMSNorm(width), RMSNorm(width)
+        self.qkv = dense(width, 3 * width, rngs)
+        self.attention_out = dense(width, width, rngs, small)
+        self.mlp_in = dense(width, 4 * width, rngs)
+        self.mlp_out = dense(4 * width, width, rngs, small)
+        self.heads, self.rotary = heads, rotary
+
+    def attend(self, x_NxD: jax.Array, b: int) -> jax.Array:
+        """Attention of rows `[b * t, d]` that are b examples of t positions."""
+        n, d = x_NxD.shape
+        qkv = self.qkv(self.norm_attention(x_NxD)).reshape(b, n // b, 3, self.heads, -1)
+        qkv_3xBxHxTxK = qkv.transpose(2, 0, 3, 1, 4)
+        if self.rotary:
+            qkv_3xBxHxTxK = jnp.concatenate([rotate(qkv_3xBxHxTxK[:2]), qkv_3xBxHxTxK[2:]])
+        mixed_BxHxTxK = causal_attention(qkv_3xBxHxTxK)
+        return self.attention_out(mixed_BxHxTxK.transpose(0, 2, 1, 3).reshape(n, d))
+
+    def mlp(self, x_NxD: jax.Array) -> jax.Array:
+        return self.mlp_out(gelu(self.mlp_in(self.norm_mlp(x_NxD))))
+
+
+class GPT(nnx.Module):
+    """Tokens `[b, t]` -> logits `[b, t, vocabulary]`, t at most `context`.
+
+    Args:
+      context: the longest input.
+      vocabulary: how many tokens there are.
+      layers, width, heads: the size; width is a multiple of heads.
+      rate: dropout of the embeddings and of each residual branch.
+      positions: "learned" adds a vector per position, "rotary" turns queries and keys.
+    """
+
+    def __init__(
+        self,
+        context: int,
+        vocabulary: int,
+        layers: int,
+        width: int,
+        heads: int,
+        rate: float,
+        positions: str,
+        rngs: nnx.Rngs,
+    ):
+        normal = nnx.initializers.normal(0.02)
+        rotary = positions == "rotary"
+        self.embedding = nnx.Param(normal(rngs.params(), (vocabulary, width)))
+        if not rotary:
+            self.positions = nnx.Param(normal(rngs.params(), (context, width)))
+        self.blocks = nnx.Dict(
+            {f"{i:02d}": Block(width, heads, layers, rotary, rngs) for i in range(layers)}
+        )
+        self.norm_out = RMSNorm(width)
+        self.rotary, self.rate = rotary, rate
+
+    def __call__(self, tokens_BxT: jax.Array, keys_B: jax.Array | None) -> jax.Array:
+        b, t = tokens_BxT.shape
+        embedding_VxD = self.embedding[...]
+
+        def drop(x_NxD, layer):
+            return dropout(x_NxD.reshape(b, -1), self.rate, keys_B, layer).reshape(x_NxD.shape)
+
+        x_BxTxD = embedding_VxD[tokens_BxT]
+        if not self.rotary:
+            x_BxTxD += self.positions[...][:t]
+        x_NxD = drop(x_BxTxD.reshape(b * t, -1), 0)
+        for i, (_, block) in enumerate(sorted(self.blocks.items())):
+            x_NxD += drop(block.attend(x_NxD, b), 2 * i + 1)
+            x_NxD += drop(block.mlp(x_NxD), 2 * i + 2)
+        return (self.norm_out(x_NxD) @ embedding_VxD.T).reshape(b, t, -1)

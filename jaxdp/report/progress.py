@@ -1,0 +1,130 @@
+"""What a person sees while a run goes on: a live line on a terminal, plain lines elsewhere."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+
+class Reporter(Protocol):
+    """Where a run's words go."""
+
+    def line(self, text: str) -> None:
+        """A line that stays."""
+        ...
+
+    def status(self, row: Mapping[str, Any]) -> None:
+        """The newest metrics."""
+        ...
+
+    def close(self) -> None:
+        """Nothing follows."""
+        ...
+
+
+def make_reporter(kind: str, steps: int) -> Reporter:
+    """A reporter of `kind` "rich", "plain", "none", or "auto": rich on a terminal."""
+    if kind == "auto":
+        kind = "rich" if sys.stdout.isatty() else "plain"
+    return {"rich": RichReporter, "plain": PlainReporter, "none": SilentReporter}[kind](steps)
+
+
+class SilentReporter:
+    """Says nothing."""
+
+    def __init__(self, steps: int = 0): ...
+
+    def line(self, text: str) -> None: ...
+
+    def status(self, row: Mapping[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class PlainReporter:
+    """One line after the other, for files and pipes."""
+
+    def __init__(self, steps: int):
+        self.steps = steps
+
+    def line(self, text: str) -> None:
+        print(text, flush=True)
+
+    def status(self, row: Mapping[str, Any]) -> None:
+        self.line(f"step {row['step']}/{self.steps}  {describe(row)}")
+
+    def close(self) -> None: ...
+
+
+class RichReporter:
+    """A bar with the newest metrics beneath; lines scroll above it.
+
+    It is drawn when metrics arrive: a refreshing thread would take time from the training.
+    """
+
+    def __init__(self, steps: int):
+        self._progress = Progress(
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(bar_width=24),
+            TaskProgressColumn(),
+            TextColumn("{task.description}"),
+            console=Console(highlight=False),
+            auto_refresh=False,
+            transient=True,
+        )
+        self._task = self._progress.add_task("", total=steps)
+        self._started = False
+
+    def line(self, text: str) -> None:
+        self._progress.console.print(text, markup=False, soft_wrap=True)
+
+    def status(self, row: Mapping[str, Any]) -> None:
+        if not self._started:
+            self._progress.start()
+            self._started = True
+        self._progress.update(
+            self._task, completed=row["step"], description=describe(row), refresh=True
+        )
+
+    def close(self) -> None:
+        self._progress.stop()
+
+
+def describe(row: Mapping[str, Any]) -> str:
+    """Metrics in one line: `loss 0.31  accuracy 0.91  lr 1e-3  ...  eta 0:12`."""
+    shown = [f"{_SHORT.get(name, name)} {_number(row[name])}" for name in _FIRST if name in row]
+    known = {*_FIRST, *_HIDDEN}
+    shown += [f"{name} {_number(value)}" for name, value in row.items() if name not in known]
+    if "per_second" in row:
+        unit = row["unit"]
+        shown.append(
+            f"{row['per_second']:,.0f} {unit}/s ({row['per_second_per_device']:,.0f}/device)"
+        )
+    if "data_wait" in row:
+        shown.append(f"data wait {row['data_wait']:.0%}")
+    if row.get("skipped"):
+        shown.append(f"skipped {row['skipped']:.0f}")
+    if "eta_s" in row:
+        shown.append(f"eta {duration(row['eta_s'])}")
+    return "  ".join(shown)
+
+
+_FIRST = ("loss", "accuracy", "bits_per_byte", "learning_rate", "grad_norm")
+_SHORT = {"learning_rate": "lr", "grad_norm": "grad norm", "bits_per_byte": "bits/byte"}
+_HIDDEN = (
+    "step", "weight", "skipped", "nonfinite", "per_second", "per_second_per_device", "unit",
+    "data_wait", "eta_s", "step_time_s", "elapsed_s", "eval",
+)  # fmt: skip
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as `m:ss` or `h:mm:ss`."""
+    minutes, s = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{s:02d}" if hours else f"{minutes}:{s:02d}"

@@ -1,0 +1,143 @@
+"""The files of a run: config.yaml, metrics.jsonl, summary.json, environment.json, checkpoints/."""
+
+import json
+import math
+import os
+import platform
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxdp.errors import StorageError, UserError
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
+
+def check_run_folder(out: Path, resume: bool | str) -> bool:
+    """Decides whether this is a new run or goes on with one; writes nothing.
+
+    Args:
+      out: the run folder, used as given; it may hold other files, but only one run.
+      resume: False refuses a folder that holds a run; True demands one; "auto" takes either.
+
+    Returns:
+      Whether there is a checkpoint to resume from.
+
+    Raises:
+      UserError: the folder and `resume` do not fit.
+    """
+    if out.exists() and not out.is_dir():
+        raise UserError(f"out: {out} is a file; expected a folder for the run")
+    holds_run = (out / "config.yaml").exists()
+    saved = (out / "checkpoints").is_dir() and any((out / "checkpoints").iterdir())
+    if holds_run and not resume:
+        raise UserError(
+            f"out: {out} holds a run; go on with it by --resume, or choose another with --out"
+        )
+    if resume is True and not saved:
+        what = f"the run in {out} saved no checkpoint" if holds_run else f"there is no run in {out}"
+        raise UserError(
+            f"resume: {what}, so there is nothing to resume; --resume auto starts afresh then, "
+            "--out names another folder"
+        )
+    return holds_run and saved
+
+
+def create_run_folder(out: Path) -> None:
+    """Creates the folder of a run and its parents.
+
+    Raises:
+      StorageError: it cannot be created or written.
+    """
+    try:
+        (out / "checkpoints").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"out: {out} cannot be created: {error.strerror}") from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a file whole or not at all."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def write_json(path: Path, values: dict[str, Any]) -> None:
+    """Writes `values` as indented JSON; numbers that JSON lacks become null."""
+    write_atomically(path, json.dumps(_plain(values), indent=2, allow_nan=False) + "\n")
+
+
+def environment(devices: list[jax.Device]) -> dict[str, Any]:
+    """What a run's numbers depend on besides its configuration."""
+    return {
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+        "machine": platform.machine(),
+        "cpus": os.cpu_count(),
+        "platform": devices[0].platform,
+        "device_kind": devices[0].device_kind,
+        "devices": len(devices),
+        "emulated": devices[0].platform == "cpu" and len(devices) > 1,
+        "processes": jax.process_count(),
+        "x64": bool(jax.config.jax_enable_x64),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "command": sys.argv,
+    }
+
+
+class MetricsLog:
+    """metrics.jsonl: one JSON object a line, one line per logged step, whole lines only."""
+
+    def __init__(self, path: Path, resumed_step: int = 0):
+        """Opens for appending; lines after `resumed_step`, or cut off by a kill, are dropped."""
+        self.path = path
+        self._failed = False
+        if path.exists():
+            kept = [line for line in path.read_bytes().splitlines() if _step(line) <= resumed_step]
+            write_atomically(path, b"".join(line + b"\n" for line in kept).decode())
+
+    def write(self, row: dict[str, Any]) -> str | None:
+        """Appends a row in one write.
+
+        Returns:
+          A warning, the first time that writing fails: training goes on without a log.
+        """
+        line = json.dumps(_plain(row), allow_nan=False) + "\n"
+        try:
+            # without O_APPEND's buffer in between, a kill leaves whole lines or one that is cut
+            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                os.write(handle, line.encode())
+            finally:
+                os.close(handle)
+        except OSError as error:
+            if not self._failed:
+                self._failed = True
+                return f"{self.path}: cannot be written ({error.strerror}); training goes on"
+        return None
+
+
+def _step(line: bytes) -> float:
+    """The step of a line; infinity where the line is not whole."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(x) for name, x in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

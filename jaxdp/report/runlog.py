@@ -1,0 +1,108 @@
+"""Tells a run's metrics: to the person in front of it, to metrics.jsonl, to TensorBoard."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxdp.errors import UserError
+from jaxdp.report.progress import Reporter, describe
+from jaxdp.report.runfolder import MetricsLog
+
+
+class RunLog:
+    """Takes the loop's rows and an evaluation's means; one line of metrics.jsonl per step."""
+
+    def __init__(
+        self,
+        out: Path,
+        reporter: Reporter,
+        *,
+        steps: int,
+        devices: int,
+        items_per_step: int,
+        unit: str,
+        resumed_step: int = 0,
+        tensorboard: bool = False,
+    ):
+        """Opens the logs of a run.
+
+        Args:
+          out: the run folder.
+          reporter: where people read.
+          steps: of the whole run, for the time that is left.
+          devices: for the throughput of one.
+          items_per_step, unit: what a step processes: 96 "examples", 6144 "tokens".
+          resumed_step: rows after it are from a run that did not get on; they are dropped.
+          tensorboard: whether to write TensorBoard files too.
+
+        Raises:
+          UserError: TensorBoard is asked for and tensorboardX is not installed.
+        """
+        self._metrics = MetricsLog(out / "metrics.jsonl", resumed_step)
+        self._reporter = reporter
+        self._steps, self._devices = steps, devices
+        self._items, self._unit = items_per_step, unit
+        self._row: dict[str, Any] = {}
+        self._board = _open_tensorboard(out) if tensorboard else None
+
+    def metrics(self, step: int, row: Mapping[str, Any]) -> None:
+        """A row of the loop's."""
+        self.flush()
+        rate = self._items / row["step_time_s"]
+        self._row = {
+            "step": step,
+            **row,
+            "per_second": rate,
+            "per_second_per_device": rate / self._devices,
+            "unit": self._unit,
+        }
+        eta_s = (self._steps - step) * row["step_time_s"]
+        self._reporter.status(self._row | {"eta_s": eta_s})
+
+    def evaluation(self, step: int, means: Mapping[str, float]) -> None:
+        """Means over the held-out examples; they join the row of the same step."""
+        if self._row.get("step") != step:
+            self.flush()
+            self._row = {"step": step}
+        self._row["eval"] = dict(means)
+        count = means["weight"]
+        self._reporter.line(f"step {step}  held out ({count:,.0f}): {describe(means)}")
+
+    def flush(self) -> None:
+        """Writes the row that was kept back for an evaluation to join."""
+        if not self._row:
+            return
+        warning = self._metrics.write(self._row)
+        if warning:
+            self._reporter.line(f"warning: {warning}")
+        if self._board is not None:
+            for name, value in _flat(self._row):
+                self._board.add_scalar(name, value, self._row["step"])
+        self._row = {}
+
+    def close(self) -> None:
+        """Writes what is left."""
+        self.flush()
+        if self._board is not None:
+            self._board.close()
+
+
+def _flat(row: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    found = []
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            found += _flat(value, f"{prefix}{name}/")
+        elif isinstance(value, int | float) and name != "step":
+            found.append((prefix + name, float(value)))
+    return found
+
+
+def _open_tensorboard(out: Path) -> Any:
+    try:
+        from tensorboardX import SummaryWriter  # an extra, and slow to import
+    except ImportError:
+        raise UserError(
+            "log.tensorboard: tensorboardX is not installed; pip install "
+            "'jaxdp-trainer[tensorboard]', or set log.tensorboard false"
+        ) from None
+    return SummaryWriter(str(out / "tensorboard"))

@@ -1,0 +1,29 @@
+"""What a training run carries from step to step."""
+
+from typing import NamedTuple
+
+import jax
+
+from jaxdp.types import PyTree
+
+
+class TrainState(NamedTuple):
+    """The whole state of a run; together with the seed it determines everything that follows.
+
+    Attributes:
+      step: int32 scalar, optimizer steps taken or skipped: the position in data and schedule.
+      skipped: int32 scalar, steps without an update because the global weight was 0.
+      nonfinite: int32 scalar, steps without an update because loss or gradient was not finite.
+      params: float32 master parameters, equal on every device.
+      model_state: what the model keeps besides, equal on every device.
+      opt_state: the optimizer's state, equal on every device.
+      sync_state: the synchronisation's state, one slot per device.
+    """
+
+    step: jax.Array
+    skipped: jax.Array
+    nonfinite: jax.Array
+    params: PyTree
+    model_state: PyTree
+    opt_state: PyTree
+    sync_state: PyTree

@@ -1,0 +1,177 @@
+"""The data-parallel training step.
+
+Every device computes gradients of its part of the global batch, microbatch by microbatch; sums of
+gradients, losses and weights are reduced over all devices once; every device divides by the global
+weight and applies the same update to the same parameters.
+
+Reference: J. Dean et al., "Large Scale Distributed Deep Networks", NeurIPS 2012; S. Li et al.,
+"PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxdp.errors import UserError
+from jaxdp.gradients import clip, global_means, local_sums
+from jaxdp.loss_path import checked_loss, refuse_integers
+from jaxdp.mesh import AXIS, on_mesh, replicate
+from jaxdp.state import TrainState
+from jaxdp.sync import GradSync
+from jaxdp.types import Batch, LossFn, PyTree
+
+Metrics = Mapping[str, jax.Array]
+
+
+@dataclass(frozen=True)
+class TrainStep:
+    """A compiled step: `state, metrics = step(state, step.place(batch))`.
+
+    `state` is donated: the arrays that were passed in are gone afterwards.
+    """
+
+    run: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]  # a jitted function
+    mesh: Mesh
+    microbatches: int
+    optimizer: optax.GradientTransformationExtraArgs
+    sync: GradSync
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        """One optimizer step.
+
+        Args:
+          state: from `init`, or from the step before.
+          batch: from `place`: leaves `[microbatches, devices * b, ...]`.
+
+        Returns:
+          The new state, and float32 scalars: loss, weight, grad_norm (of the reduced gradient,
+          before clipping), skipped and nonfinite (steps without an update so far), and the loss's
+          own metrics.
+        """
+        return self.run(state, batch)
+
+    def init(self, params: PyTree, model_state: PyTree = ()) -> TrainState:
+        """The state before step 0, on every device.
+
+        Args:
+          params: floating arrays; copied, so that donating the state leaves the caller's alone.
+          model_state: floating arrays, averaged over devices by weight after every step.
+
+        Raises:
+          UserError: a leaf is not floating.
+        """
+        refuse_integers("params", params)
+        refuse_integers("model_state", model_state)
+        zero = np.zeros((), np.int32)
+        params = jax.tree.map(jnp.array, params)
+        state = TrainState(
+            step=zero,
+            skipped=zero,
+            nonfinite=zero,
+            params=params,
+            model_state=model_state,
+            opt_state=self.optimizer.init(params),
+            sync_state=(),
+        )
+        sync_state = jax.device_put(self.sync.init(params), NamedSharding(self.mesh, P(AXIS)))
+        return replicate(self.mesh, state)._replace(sync_state=sync_state)
+
+    def place(self, batch: Batch) -> Batch:
+        """Puts a global batch from the host on the devices.
+
+        Microbatch m holds examples m * B / M to (m + 1) * B / M whatever the number of devices.
+
+        Args:
+          batch: NumPy arrays `[B, ...]`.
+
+        Raises:
+          UserError: microbatches x devices does not divide B.
+        """
+        return jax.device_put(
+            {name: self._cut(name, x) for name, x in batch.items()},
+            NamedSharding(self.mesh, P(None, AXIS)),
+        )
+
+    def _cut(self, name: str, x: np.ndarray) -> np.ndarray:
+        parts = self.microbatches * self.mesh.size
+        if x.ndim == 0 or x.shape[0] % parts or not x.shape[0]:
+            raise UserError(
+                f"batch[{name!r}]: shape {x.shape}; expected a first dimension divisible by "
+                f"{parts} ({self.microbatches} microbatches x {self.mesh.size} devices)"
+            )
+        return x.reshape(self.microbatches, -1, *x.shape[1:])
+
+
+def make_train_step(
+    loss_fn: LossFn,
+    optimizer: optax.GradientTransformation,
+    sync: GradSync,
+    mesh: Mesh,
+    *,
+    microbatches: int = 1,
+    clip_norm: float | None = None,
+    compute_dtype: Any = None,
+    seed: int = 0,
+    learning_rate: Callable[[jax.Array], jax.Array] | None = None,
+) -> TrainStep:
+    """Builds the training step for all devices of `mesh`.
+
+    Args:
+      loss_fn: (params, model_state, batch, keys) -> `LossOut`, or a plain (sum, weight); sees
+        `[b, ...]`, one device's part of one microbatch, and one random key per example.
+      optimizer: any optax transformation; if it takes the keyword `step`, it gets the int32 number
+        of the step.
+      sync: how gradients are summed over devices.
+      mesh: one axis, `jaxdp.mesh.AXIS`.
+      microbatches: how many parts of the batch are computed one after the other.
+      clip_norm: the global norm to which the reduced gradient is clipped.
+      compute_dtype: the dtype to which floating parameters are cast for the loss; gradients and
+        parameters themselves keep theirs.
+      seed: of all randomness in training.
+      learning_rate: step -> learning rate, only to be shown among the metrics.
+
+    Returns:
+      A `TrainStep`.
+    """
+    optimizer = optax.with_extra_args_support(optimizer)
+    loss = checked_loss(loss_fn, compute_dtype)
+
+    def body(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
+        sums = local_sums(loss, state.params, state.model_state, batch, key, AXIS)
+        sums, sync_state = sync.update(sums, state.sync_state, AXIS)
+        grads, model_state, metrics = global_means(sums)
+        norm = optax.tree.norm(grads)
+        if clip_norm is not None:
+            grads = clip(grads, norm, clip_norm)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, step=state.step)
+        new = state._replace(
+            params=optax.apply_updates(state.params, updates),
+            model_state=model_state,
+            opt_state=opt_state,
+            sync_state=sync_state,
+        )
+        # one decision, from reduced values: the same on every device
+        empty = metrics["weight"] == 0
+        finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
+        new = jax.tree.map(lambda a, b: jnp.where(finite & ~empty, a, b), new, state)
+        new = new._replace(
+            step=state.step + 1,
+            skipped=state.skipped + (finite & empty),
+            nonfinite=state.nonfinite + ~finite,
+        )
+        metrics |= {"grad_norm": norm, "skipped": new.skipped, "nonfinite": new.nonfinite}
+        if learning_rate is not None:
+            metrics["learning_rate"] = learning_rate(state.step)
+        return new, {name: jnp.float32(value) for name, value in metrics.items()}
+
+    state_specs = TrainState(P(), P(), P(), P(), P(), P(), P(AXIS))
+    run = on_mesh(body, mesh, (state_specs, P(None, AXIS)), (state_specs, P()))
+    return TrainStep(jax.jit(run, donate_argnums=0), mesh, microbatches, optimizer, sync)

@@ -1,0 +1,87 @@
+"""`python -m jaxdp.train --config FILE [--KEY VALUE ...]`: trains a model."""
+
+import logging
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from jaxdp.config import Config, help_text, load_config, parse_args, to_yaml
+from jaxdp.errors import Exit, JaxdpError, UserError
+
+PROG = "python -m jaxdp.train"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program; returns its exit code."""
+    try:
+        args = parse_args(sys.argv[1:] if argv is None else argv, PROG)
+        if args.help:
+            print(help_text(prog=PROG))
+            return Exit.DONE
+        config = load_config(args.config_path, args.overrides)
+        if config.out is None:
+            name = Path(args.config_path).stem if args.config_path else "default"
+            config = config.model_copy(update={"out": f"runs/{name}"})
+        if args.print_config:
+            print(to_yaml(config), end="")
+            return Exit.DONE
+        return _train(config)
+    except UserError as error:
+        for line in error.lines:
+            print(line, file=sys.stderr)
+        return error.code
+    except JaxdpError as error:
+        print(error, file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        print("interrupted again: left without saving", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except Exception:
+        traceback.print_exc()
+        print("this is a bug of jaxdp; please report it with the lines above", file=sys.stderr)
+        return Exit.BUG
+
+
+def _train(config: Config) -> int:
+    # JAX starts here, after every mistake that can be found without it
+    from jaxdp.report.progress import make_reporter
+    from jaxdp.training import describe_summary, run_training
+
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells its steps there
+    reporter = make_reporter(config.log.progress, config.steps)
+    with _stop_request() as stop:
+        summary = run_training(config, reporter, lambda: bool(stop))
+    reporter.line(describe_summary(summary, config.out or ""))
+    if summary["stopped"]:
+        print(f"{stop[0].name}: saved; go on with the same command and --resume", file=sys.stderr)
+        return Exit.SAVED
+    return Exit.DONE
+
+
+@contextmanager
+def _stop_request() -> Iterator[list[signal.Signals]]:
+    """Yields a list to which the first SIGINT or SIGTERM is added; a second one acts as ever."""
+    received: list[signal.Signals] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def note(number: int, frame: object) -> None:
+        received.append(signal.Signals(number))
+        restore()
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield received
+    finally:
+        restore()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

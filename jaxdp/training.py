@@ -1,0 +1,210 @@
+"""A whole run from its configuration: what `python -m jaxdp.train` does, as a function."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import jaxdp
+from jaxdp import hlo
+from jaxdp.assemble import Job, assemble, load_data
+from jaxdp.checkpoints import Checkpoints
+from jaxdp.config import Config, check_devices, diff, load_config, to_yaml
+from jaxdp.data import Dataset
+from jaxdp.errors import UserError
+from jaxdp.loop import Every, FitResult, fit
+from jaxdp.mesh import use_devices
+from jaxdp.optim import describe_decay
+from jaxdp.report.progress import Reporter, SilentReporter, duration
+from jaxdp.report.runfolder import (
+    check_run_folder,
+    create_run_folder,
+    environment,
+    write_atomically,
+    write_json,
+)
+from jaxdp.report.runlog import RunLog
+from jaxdp.state import TrainState
+from jaxdp.trees import count_bytes, count_elements, digest
+
+# keys that may differ when a run is resumed: they do not change what was learned so far
+_MAY_CHANGE = ("steps", "devices", "out", "resume", "sync.", "checkpoint.", "eval.", "log.")
+
+
+def run_training(
+    config: Config,
+    reporter: Reporter | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Trains as `config` says, in the run folder `config.out`.
+
+    Args:
+      config: from `jaxdp.config.load_config`.
+      reporter: where progress is told; nowhere by default.
+      should_stop: asked before every step; True saves and returns.
+
+    Returns:
+      What summary.json holds; `stopped` is True if the run is not complete.
+
+    Raises:
+      UserError: the configuration, the data or the run folder do not fit.
+      NumericsError, StorageError: the run ended early.
+    """
+    reporter = reporter or SilentReporter()
+    out = Path(config.out or "runs/default")
+    resuming = check_run_folder(out, config.resume)
+    if resuming:
+        _check_unchanged(config, out, reporter)
+    dataset = load_data(config)
+    devices = use_devices(config.devices)
+    if mistakes := check_devices(config, len(devices)):
+        raise UserError(*mistakes)
+    job = assemble(config, dataset, devices)
+    state = job.init()
+    create_run_folder(out)
+    # the final save is complete when the context is left, before anything calls the run done
+    with Checkpoints(out / "checkpoints", config.checkpoint.keep) as checkpoints:
+        if resuming:
+            state, _, lines = checkpoints.restore(state)
+            for line in lines:
+                reporter.line(f"warning: {line}")
+        write_atomically(out / "config.yaml", to_yaml(config.model_copy(update={"out": str(out)})))
+        write_json(out / "environment.json", environment(devices))
+        for line in _introduction(config, job, state, devices):
+            reporter.line(line)
+        result = _fit(config, job, state, checkpoints, out, reporter, should_stop)
+        checkpoints.wait()
+    summary = _summary(config, job, result)
+    write_json(out / "summary.json", summary)
+    return summary
+
+
+def _fit(
+    config: Config,
+    job: Job,
+    state: TrainState,
+    checkpoints: Checkpoints,
+    out: Path,
+    reporter: Reporter,
+    should_stop: Callable[[], bool],
+) -> FitResult:
+    tokens = job.dataset.shape[0] if job.dataset.task == "language" else 1
+    log = RunLog(
+        out,
+        reporter,
+        steps=config.steps,
+        devices=job.mesh.size,
+        items_per_step=config.global_batch * tokens,
+        unit="tokens" if job.dataset.task == "language" else "examples",
+        resumed_step=int(state.step),
+        tensorboard=config.log.tensorboard,
+    )
+
+    def evaluate(step: int, state: TrainState) -> dict[str, float]:
+        means = job.evaluate(state)
+        log.evaluation(step, means)
+        return means
+
+    def save(step: int, state: TrainState) -> None:
+        log.flush()  # a run that is killed later resumes here, with the rows up to here
+        checkpoints.save(step, state)
+
+    def on_compiled(compiled: jax.stages.Compiled, seconds: float) -> None:
+        found = hlo.collectives(compiled.as_text() or "")
+        reporter.line(f"compiled in {seconds:.1f} s: a step runs {hlo.describe(found)}")
+
+    try:
+        result = fit(
+            job.step,
+            state,
+            job.loader,
+            config.steps,
+            evaluate=Every(config.eval.every, evaluate),
+            save=Every(config.checkpoint.every, save),
+            log=Every(config.log.every, log.metrics),
+            on_compiled=on_compiled,
+            should_stop=should_stop,
+        )
+        if result.compiled is None:  # the run was complete: its result is still worth telling
+            result.evaluation = evaluate(result.step, result.state)
+        return result
+    finally:
+        log.close()
+        reporter.close()
+
+
+def _check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:
+    """A run goes on with what it began with; what may change is told."""
+    before = load_config(str(out / "config.yaml"))
+    changed = diff(before, config)
+    refused = {k: v for k, v in changed.items() if not k.startswith(_MAY_CHANGE)}
+    if refused:
+        raise UserError(
+            *(
+                f"{key}: {new} now and {old} in {out / 'config.yaml'}; a resumed run keeps it: "
+                "start a new run with --out"
+                for key, (old, new) in refused.items()
+            )
+        )
+    told = {k: v for k, v in changed.items() if k not in ("out", "resume")}
+    for key, (old, new) in told.items():
+        reporter.line(f"resuming with {key} {new} instead of {old}")
+
+
+def _introduction(
+    config: Config, job: Job, state: TrainState, devices: list[jax.Device]
+) -> list[str]:
+    n, each = len(devices), config.global_batch // (len(devices) * config.microbatches)
+    kind = devices[0].device_kind if devices[0].platform != "cpu" else "CPU"
+    emulated = n > 1 and kind == "CPU"
+    where = f"{n} emulated {kind} devices in one process: shared memory, not a network"
+    dataset: Dataset = job.dataset
+    lines = [
+        f"jaxdp {jaxdp.__version__}, jax {jax.__version__}, "
+        + (where if emulated else f"{n} {kind} device{'s' * (n > 1)}"),
+        f"data   {dataset.name}: {len(dataset.train):,} examples, "
+        f"{len(dataset.heldout):,} held out",
+        f"model  {config.model.kind}: {count_elements(state.params):,} parameters, "
+        f"{hlo.format_bytes(count_bytes(state.params))}, compute in {config.compute_dtype}",
+        f"batch  {config.global_batch} = {each} x {config.microbatches} microbatches x {n} devices",
+        f"sync   {job.step.sync.about}: {hlo.format_bytes(count_bytes(state.params))} of gradients",
+    ]
+    if config.optimizer.weight_decay:
+        lines.append(f"decay  {describe_decay(state.params)}")
+    if int(state.step):
+        lines.append(f"resumed at step {int(state.step)} of {config.steps}")
+    return lines
+
+
+def _summary(config: Config, job: Job, result: FitResult) -> dict[str, Any]:
+    state = result.state
+    params = jax.tree.map(partial(np.asarray), jax.device_get(state.params))
+    return {
+        "steps": result.step,
+        "stopped": result.step < config.steps,
+        "devices": job.mesh.size,
+        "algorithm": config.sync.algorithm,
+        "parameters": count_elements(params),
+        "train_seconds": round(result.train_s, 3),
+        "compile_seconds": round(result.compile_s, 3),
+        "skipped": int(state.skipped),
+        "eval": dict(result.evaluation),
+        "params_digest": digest(params),
+        "data": dict(job.dataset.facts),
+    }
+
+
+def describe_summary(summary: dict[str, Any], out: Path | str) -> str:
+    """The result of a run in one line."""
+    values = ", ".join(
+        f"{name} {value:.4f}" for name, value in summary["eval"].items() if name != "weight"
+    )
+    what = "stopped" if summary["stopped"] else "done"
+    return (
+        f"{what} at step {summary['steps']}: {values + '; ' if values else ''}"
+        f"trained {duration(summary['train_seconds'])} on {summary['devices']} device(s), "
+        f"{summary['algorithm']}; {out}/summary.json"
+    )

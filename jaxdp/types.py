@@ -1,0 +1,47 @@
+"""The few types that every floor shares."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+PyTree = Any
+Batch = Mapping[str, Any]
+
+
+class LossOut(NamedTuple):
+    """What a loss returns: sums, never means.
+
+    Sums and weights are added over microbatches and devices and divided once, by the global weight,
+    so that a device with one token and a device with nine give the mean over ten tokens.
+
+    Attributes:
+      sum: scalar float, the loss summed over examples (or tokens).
+      weight: scalar float, how many examples (or tokens) that sum holds.
+      metrics: name -> (sum, weight), each a scalar float, reported as sum / weight.
+      model_state: the new state of the model, such as batch statistics; `()` where there is none.
+    """
+
+    sum: jax.Array
+    weight: jax.Array
+    metrics: Mapping[str, tuple[jax.Array, jax.Array]] = {}
+    model_state: PyTree = ()
+
+
+# loss_fn(params, model_state, batch, keys) -> LossOut, or a plain (sum, weight).
+# `keys` holds one random key per example of `batch`, shape [b], or is None in evaluation.
+LossFn = Callable[[PyTree, PyTree, Batch, Any], Any]
+
+
+class Model(NamedTuple):
+    """A network as two pure functions.
+
+    Attributes:
+      init: key -> (params, model_state), both nested dicts of arrays; params are float32.
+      apply: (params, model_state, inputs, keys) -> (outputs, model_state).  `inputs` is
+        `[b, ...]`; `keys` holds one random key per example, or None when nothing may be random.
+        The network computes in the dtype of its params; outputs are float32.
+    """
+
+    init: Callable[[jax.Array], tuple[PyTree, PyTree]]
+    apply: Callable[[PyTree, PyTree, jax.Array, Any], tuple[jax.Array, PyTree]]

@@ -1,0 +1,135 @@
+"""The rules over several keys."""
+
+import random
+
+import pytest
+
+from jaxdp.config import Config, check_devices, flatten
+from jaxdp.config.keys import KEYS
+from jaxdp.config.kinds import Digits, Gpt, Momentum, Npz, Sgd, TextFile, Tokens
+from jaxdp.config.rules import RULES, broken_rules
+from jaxdp.config.schema import Checkpoint, Eval
+
+
+def broken(**keys) -> list[str]:
+    return [f"{path}: {text}" for path, text in broken_rules(flatten(Config(**keys)))]
+
+
+def test_rules_read_existing_keys():
+    assert {path for rule in RULES for path in rule.reads} <= set(KEYS)
+
+
+def test_defaults_break_nothing():
+    assert broken() == []
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        (
+            {"devices": 5, "global_batch": 96},
+            "global_batch: 96 is not divisible by microbatches x devices = 1 x 5 = 5; "
+            "the nearest valid values are 95 and 100",
+        ),
+        (
+            {"devices": 8, "microbatches": 2, "global_batch": 3},
+            "global_batch: 3 is not divisible by microbatches x devices = 2 x 8 = 16; "
+            "the nearest valid value is 16",
+        ),
+        (
+            {"microbatches": 5},
+            "global_batch: 96 is not divisible by microbatches = 5; "
+            "the nearest valid values are 95 and 100",
+        ),
+        (
+            {"devices": 4, "eval": Eval(batch=6)},
+            "eval.batch: 6 is not divisible by devices = 4; the nearest valid values are 4 and 8",
+        ),
+        (
+            {"model": Gpt(), "data": Digits()},
+            "data.kind: digits does not fit model.kind gpt; "
+            "expected stdlib_text, text_file or tokens, or model.kind mlp or cnn",
+        ),
+        (
+            {"data": TextFile(path="a")},
+            "data.kind: text_file does not fit model.kind mlp; "
+            "expected digits, fashion_mnist, npz or npy, or model.kind gpt",
+        ),
+        (
+            {"model": Gpt(width=130), "data": TextFile(path="a")},
+            "model.width: 130 is not divisible by model.heads = 4; "
+            "the nearest valid values are 128 and 132",
+        ),
+        (
+            {"model": Gpt(width=12), "data": TextFile(path="a")},
+            "model.width: 12 / model.heads = 12 / 4 = 3 is odd, but positions rotary turns pairs; "
+            "the nearest valid values are 8 and 16",
+        ),
+        (
+            {"optimizer": Sgd(warmup_steps=10), "steps": 10},
+            "optimizer.warmup_steps: 10 is not shorter than the run; "
+            "expected fewer than steps = 10",
+        ),
+        (
+            {"optimizer": Sgd(end_fraction=0.1)},
+            "optimizer.end_fraction: 0.1 has no effect with schedule constant; "
+            "set schedule cosine or linear",
+        ),
+        (
+            {"optimizer": Momentum(momentum=0.0, nesterov=True)},
+            "optimizer.nesterov: true has no effect with momentum 0",
+        ),
+        (
+            {"data": Npz(path="a", heldout_path="b", heldout_fraction=0.2)},
+            "data.heldout_fraction: 0.2 has no effect, since data.heldout_path is given; "
+            "remove one of them",
+        ),
+    ],
+)
+def test_broken_rule(keys, line):
+    assert broken(**keys) == [line]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"model": Gpt(width=12, positions="learned"), "data": TextFile(path="a")},
+        {"optimizer": Sgd(warmup_steps=9, schedule="cosine", end_fraction=0.1), "steps": 10},
+        {"eval": Eval(every=10), "checkpoint": Checkpoint(every=10), "steps": 10},
+        {"data": Tokens(path="a", heldout_path="b"), "model": Gpt()},
+        {"devices": 8, "eval": Eval(batch=8), "microbatches": 2},
+    ],
+)
+def test_kept_rules(keys):
+    assert broken(**keys) == []
+
+
+def test_rules_with_faulty_keys_are_skipped():
+    values = flatten(Config(devices=5, optimizer=Sgd(warmup_steps=1000)))
+    del values["microbatches"]
+    assert [path for path, _ in broken_rules(values)] == ["optimizer.warmup_steps"]
+
+
+def test_check_devices_counts_what_auto_left_open():
+    config = Config(eval=Eval(batch=10))
+    assert check_devices(config, 2) == []
+    assert check_devices(config, 64) == [
+        "global_batch: 96 is not divisible by microbatches x devices = 1 x 64 = 64; "
+        "the nearest valid values are 64 and 128",
+        "eval.batch: 10 is not divisible by devices = 64; the nearest valid value is 64",
+    ]
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_suggested_batches_are_valid_and_nearest(seed):
+    rng = random.Random(seed)
+    batch, microbatches, devices = (rng.randint(1, top) for top in (500, 8, 16))
+    config = Config.model_construct(**dict(Config(global_batch=batch, microbatches=microbatches)))
+    lines = check_devices(config, devices)
+    valid = [b for b in range(1, 1000) if b % (microbatches * devices) == 0]
+    if batch in valid:
+        assert lines == []
+        return
+    nearest = [str(b) for b in (max([b for b in valid if b < batch], default=0),
+                                min(b for b in valid if b > batch)) if b]  # fmt: skip
+    assert lines[0].endswith(" and ".join(nearest))
