@@ -19,6 +19,8 @@ from jaxdp.sync import all_reduce_sync
 from jaxdp.types import LossFn
 
 _INIT_FOLD = 2**32 - 1  # training folds in the number of the step, which stays below
+_SCHEDULE = ("schedule", "learning_rate", "steps", "warmup_steps", "end_fraction")
+_BITS = {1.0: "bits_per_byte"}  # bytes per token -> what a token's bits are called
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,10 @@ def load_data(config: Config) -> Dataset:
     Raises:
       UserError: it is missing or damaged.
     """
-    options = config.data.model_dump(exclude={"kind"})
-    return load_dataset(config.data.kind, **options)
+    options = config.data.model_dump(exclude_none=True)
+    if "heldout_path" in options:
+        del options["heldout_fraction"]  # a default: the configuration refuses both
+    return load_dataset(**options)
 
 
 def assemble(config: Config, dataset: Dataset, devices: list[jax.Device]) -> Job:
@@ -62,31 +66,26 @@ def assemble(config: Config, dataset: Dataset, devices: list[jax.Device]) -> Job
     loader = Loader(dataset.train, config.global_batch, config.seed)
     mesh = data_mesh(devices)
     model = build_model(
-        config.model.kind,
-        shape=dataset.shape,
-        num_classes=dataset.num_classes,
-        **config.model.model_dump(exclude={"kind"}),
+        shape=dataset.shape, num_classes=dataset.num_classes, **config.model.model_dump()
     )
     loss_fn = (
         classification_loss(model)
         if dataset.task == "classification"
-        else language_loss(model, bytes_per_token=dataset.bytes_per_token)
+        else language_loss(model, _BITS.get(dataset.bytes_per_token, "bits_per_token"))
     )
-    rate = learning_rate(config)
+    optimizer = config.optimizer.model_dump(exclude={"clip_norm"}) | {"steps": config.steps}
+    rates = {name: optimizer[name] for name in _SCHEDULE}
     dtype = None if config.compute_dtype == "float32" else config.compute_dtype
-    options = config.optimizer.model_dump(
-        exclude={"kind", "clip_norm", "learning_rate", "schedule", "warmup_steps", "end_fraction"}
-    )
     step = make_train_step(
         loss_fn,
-        build_optimizer(config.optimizer.kind, rate, **options),
+        build_optimizer(**optimizer),
         all_reduce_sync(config.sync.algorithm),
         mesh,
         microbatches=config.microbatches,
         clip_norm=config.optimizer.clip_norm,
         compute_dtype=dtype,
         seed=config.seed,
-        learning_rate=rate,
+        learning_rate=build_schedule(**rates),
     )
     eval_step = make_eval_step(loss_fn, mesh, compute_dtype=dtype)
     batch = config.eval.batch or config.global_batch
@@ -101,8 +100,3 @@ def assemble(config: Config, dataset: Dataset, devices: list[jax.Device]) -> Job
 
     return Job(dataset, loader, mesh, loss_fn, step, eval_step, init, evaluate_heldout)
 
-
-def learning_rate(config: Config) -> Callable:
-    """The learning rate as a function of the step."""
-    o = config.optimizer
-    return build_schedule(o.learning_rate, o.schedule, config.steps, o.warmup_steps, o.end_fraction)

@@ -172,8 +172,8 @@ def _introduction(
         f"batch  {config.global_batch} = {each} x {config.microbatches} microbatches x {n} devices",
         f"sync   {job.step.sync.about}: {hlo.format_bytes(count_bytes(state.params))} of gradients",
     ]
-    if config.optimizer.weight_decay:
-        lines.append(f"decay  {describe_decay(state.params)}")
+    if getattr(config.optimizer, "weight_decay", 0):
+        lines += describe_decay(state.params)
     if int(state.step):
         lines.append(f"resumed at step {int(state.step)} of {config.steps}")
     return lines

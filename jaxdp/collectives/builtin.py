@@ -11,8 +11,14 @@ def all_reduce(x: jax.Array, axis_name: str, op: Op) -> jax.Array:
     """`lax.psum`, `pmax`, `pmin`; a product, which lax lacks, is gathered and multiplied."""
     if op is get_op("product"):
         return jnp.prod(lax.all_gather(x, axis_name), axis=0, dtype=x.dtype)
-    reduce = {get_op("sum"): lax.psum, get_op("max"): lax.pmax, get_op("min"): lax.pmin}[op]
-    return reduce(x, axis_name)
+    if op is get_op("sum"):
+        return lax.psum(x, axis_name)
+    result = (lax.pmax if op is get_op("max") else lax.pmin)(x, axis_name)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return result
+    # XLA:CPU's all-reduce drops NaN from a maximum
+    any_nan = lax.pmax(jnp.isnan(x).astype(jnp.int8), axis_name)
+    return jnp.where(any_nan > 0, jnp.asarray(jnp.nan, x.dtype), result)
 
 
 def reduce_scatter(x: jax.Array, axis_name: str, op: Op) -> jax.Array:

@@ -1,6 +1,7 @@
 """A collective as data: which rank sends which chunk to whom, round by round.
 
-One value is executed on devices (`execute`), proved (`verify`) and run in NumPy (`simulate`).  A new algorithm is one function `n -> Schedule` and one row in `table`.
+One value is executed on devices (`execute`), proved (`verify`) and run in NumPy (`simulate`).
+A new algorithm is one function `n -> Schedule` and one row in `table`.
 
 Reference: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
 Operations in MPICH", IJHPCA 19(1), 2005.

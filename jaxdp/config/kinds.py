@@ -176,23 +176,28 @@ class _Optimizer(Section):
     clip_norm: Positive | None = Field(
         default=None, description="largest global norm of the reduced gradient; null does not clip"
     )
-    weight_decay: Annotated[float, Ge(0)] = Field(default=0.0, description="weight decay per step")
 
 
-class _Adam(_Optimizer):
+class _Decaying(_Optimizer):
+    weight_decay: Annotated[float, Ge(0)] = Field(
+        default=0.0, description="weight decay of matrices, in units of the learning rate"
+    )
+
+
+class _Moments(Section):
     b1: BelowOne = Field(default=0.9, description="decay of the first moment")
     b2: BelowOne = Field(default=0.999, description="decay of the second moment")
     eps: Positive = Field(default=1e-8, description="added to the root of the second moment")
 
 
-class Sgd(_Optimizer):
+class Sgd(_Decaying):
     """Plain gradient descent."""
 
     kind: Literal["sgd"] = Field(default="sgd", description="gradient descent")
     learning_rate: Positive = Field(default=0.1, description="learning rate after the warm-up")
 
 
-class Momentum(_Optimizer):
+class Momentum(_Decaying):
     """Gradient descent with momentum."""
 
     kind: Literal["momentum"] = Field(
@@ -203,21 +208,19 @@ class Momentum(_Optimizer):
     nesterov: bool = Field(default=False, description="look ahead, as Nesterov does")
 
 
-class Adam(_Adam):
-    """Adam; weight decay is added to the gradient."""
+class Adam(_Moments, _Optimizer):
+    """Adam; for weight decay there is adamw."""
 
-    kind: Literal["adam"] = Field(
-        default="adam", description="Adam; weight decay enters the gradient"
-    )
+    kind: Literal["adam"] = Field(default="adam", description="Adam; with weight decay: adamw")
 
 
-class AdamW(_Adam):
+class AdamW(_Moments, _Decaying):
     """Adam with decoupled weight decay."""
 
     kind: Literal["adamw"] = Field(default="adamw", description="Adam with decoupled weight decay")
 
 
-class Lion(_Optimizer):
+class Lion(_Decaying):
     """Lion: the sign of an interpolated momentum."""
 
     kind: Literal["lion"] = Field(default="lion", description="sign of an interpolated momentum")
@@ -226,7 +229,7 @@ class Lion(_Optimizer):
     b2: BelowOne = Field(default=0.99, description="decay of the momentum")
 
 
-class Adafactor(_Optimizer):
+class Adafactor(_Decaying):
     """Adafactor: a factored second moment."""
 
     kind: Literal["adafactor"] = Field(default="adafactor", description="Adam with little memory")

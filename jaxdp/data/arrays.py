@@ -63,26 +63,31 @@ def load_npz(
     paths = [expand(p) for p in (path, heldout_path) if p is not None]
     parts = [_read(p) for p in paths]
     num_classes = _checked_classes(paths, parts, num_classes)
-    whole = parts[0]
-    train: Source = whole
-    if heldout_path is not None:
-        heldout: Source = parts[1]
-        if parts[1].inputs.shape[1:] != whole.inputs.shape[1:]:
-            raise UserError(
-                f"{paths[1]}: inputs have shape {parts[1].inputs.shape[1:]}; expected "
-                f"{whole.inputs.shape[1:]} as in {paths[0]}"
-            )
-    else:
-        fraction = 0.1 if heldout_fraction is None else heldout_fraction
-        count = heldout_count(len(whole), fraction, paths[0])
-        train, heldout = (Subset(whole, chosen) for chosen in split(len(whole), count))
+    train, heldout = _divide(paths, parts, heldout_fraction)
     facts: dict[str, str | int] = {"path": str(paths[0])}
     if heldout_path is not None:
         facts["heldout_path"] = str(paths[1])
     facts |= {"train": len(train), "heldout": len(heldout)}
     facts["sha256"] = digest(*(file for p in paths for file in _files(p)))
-    shape = whole.inputs.shape[1:]
+    shape = parts[0].inputs.shape[1:]
     return Dataset("npz", "classification", train, heldout, num_classes, shape, facts)
+
+
+def _divide(
+    paths: list[Path], parts: list[Arrays], fraction: float | None
+) -> tuple[Source, Source]:
+    """Training and held-out examples: two parts as they are, or one part divided."""
+    whole = parts[0]
+    if len(parts) == 1:
+        count = heldout_count(len(whole), 0.1 if fraction is None else fraction, paths[0])
+        train, heldout = split(len(whole), count)
+        return Subset(whole, train), Subset(whole, heldout)
+    if parts[1].inputs.shape[1:] != whole.inputs.shape[1:]:
+        raise UserError(
+            f"{paths[1]}: inputs have shape {parts[1].inputs.shape[1:]}; expected "
+            f"{whole.inputs.shape[1:]} as in {paths[0]}"
+        )
+    return whole, parts[1]
 
 
 def _files(path: Path) -> list[Path]:
@@ -119,11 +124,12 @@ def _read(path: Path) -> Arrays:
 
 
 def _read_npz(path: Path) -> dict[str, np.ndarray]:
-    with reading(path, "an .npz file of numbers (never pickled)"):
-        with open(path, "rb") as file:
-            if not file.read(4).startswith(b"PK"):
-                raise ValueError("no zip archive; an .npy file goes into a folder, as inputs.npy")
-        with np.load(path, allow_pickle=False) as loaded:
+    # Opened here, since NumPy leaves a file open that it finds to be no zip archive.
+    with reading(path, "an .npz file of numbers (never pickled)"), open(path, "rb") as file:
+        if not file.read(4).startswith(b"PK"):
+            raise ValueError("no zip archive; an .npy file goes into a folder, as inputs.npy")
+        file.seek(0)
+        with np.load(file, allow_pickle=False) as loaded:
             if {"inputs", "label"} - set(loaded):
                 raise UserError(
                     f"{path}: holds {', '.join(loaded) or 'no array'}; expected inputs and label; "

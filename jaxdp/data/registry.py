@@ -18,6 +18,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "stdlib_text": load_stdlib_text,
     "text_file": load_text_file,
     "npz": load_npz,
+    "npy": load_npz,
     "tokens": load_tokens,
 }
 

@@ -20,15 +20,21 @@ def dense(inputs: int, outputs: int, rngs: nnx.Rngs, scale: float = 1.0) -> nnx.
     return nnx.Linear(inputs, outputs, use_bias=False, kernel_init=init, rngs=rngs)
 
 
-def causal_attention(qkv_3xBxHxTxK: jax.Array) -> jax.Array:
-    """softmax(q kᵀ / sqrt(K)) v, each position seeing itself and what comes before it."""
-    q, k, v = qkv_3xBxHxTxK
-    t, features = q.shape[-2:]
-    scores_BxHxTxS = jnp.einsum("bhtk,bhsk->bhts", q * features**-0.5, k)
-    wide = scores_BxHxTxS.astype(jnp.promote_types(q.dtype, jnp.float32))
+def causal_attention(q_BxHxTxK: jax.Array, k_BxHxTxK: jax.Array, v_BxHxTxK: jax.Array):
+    """softmax(q kᵀ / sqrt(K)) v, each position seeing itself and what comes before it.
+
+    The sum is divided after the product with v, where rows are short; XLA:CPU runs the backward of
+    this form in half the time that it needs for `jax.nn.softmax` (jax 0.10.2).
+    """
+    t, features = q_BxHxTxK.shape[-2:]
+    scores = jnp.einsum("bhtk,bhsk->bhts", q_BxHxTxK * features**-0.5, k_BxHxTxK)
+    wide = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
     seen_TxS = jnp.tril(jnp.ones((t, t), bool))
-    weights_BxHxTxS = jax.nn.softmax(jnp.where(seen_TxS, wide, -jnp.inf)).astype(q.dtype)
-    return jnp.einsum("bhts,bhsk->bhtk", weights_BxHxTxS, v)
+    wide = jnp.where(seen_TxS, wide, jnp.finfo(wide.dtype).min)
+    weights = jnp.exp(wide - jax.lax.stop_gradient(wide.max(-1, keepdims=True)))
+    total = weights.sum(-1, keepdims=True)
+    mixed = jnp.einsum("bhts,bhsk->bhtk", weights.astype(scores.dtype), v_BxHxTxK)
+    return mixed / total.astype(scores.dtype)
 
 
 class Block(nnx.Module):
@@ -47,10 +53,10 @@ class Block(nnx.Module):
         """Attention of rows `[b * t, d]` that are b examples of t positions."""
         n, d = x_NxD.shape
         qkv = self.qkv(self.norm_attention(x_NxD)).reshape(b, n // b, 3, self.heads, -1)
-        qkv_3xBxHxTxK = qkv.transpose(2, 0, 3, 1, 4)
+        q, k, v = qkv.transpose(2, 0, 3, 1, 4)
         if self.rotary:
-            qkv_3xBxHxTxK = jnp.concatenate([rotate(qkv_3xBxHxTxK[:2]), qkv_3xBxHxTxK[2:]])
-        mixed_BxHxTxK = causal_attention(qkv_3xBxHxTxK)
+            q, k = rotate(q), rotate(k)
+        mixed_BxHxTxK = causal_attention(q, k, v)
         return self.attention_out(mixed_BxHxTxK.transpose(0, 2, 1, 3).reshape(n, d))
 
     def mlp(self, x_NxD: jax.Array) -> jax.Array:

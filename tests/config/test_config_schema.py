@@ -32,7 +32,6 @@ DEFAULTS = {
     "optimizer.warmup_steps": 0,
     "optimizer.end_fraction": 0.0,
     "optimizer.clip_norm": None,
-    "optimizer.weight_decay": 0.0,
     "optimizer.b1": 0.9,
     "optimizer.b2": 0.999,
     "optimizer.eps": 1e-8,

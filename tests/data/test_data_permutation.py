@@ -84,9 +84,7 @@ GOLDEN_10 = [0, 8, 3, 5, 2, 6, 4, 1, 7, 9]
 GOLDEN_2_40 = [641251623518, 934229629111, 619329426439]
 
 
-@pytest.mark.parametrize(
-    ("n", "positions"), [(0, []), (2**62, [0]), (5, [5]), (5, [-1])], ids=str
-)
+@pytest.mark.parametrize(("n", "positions"), [(0, []), (2**62, [0]), (5, [5]), (5, [-1])], ids=str)
 def test_out_of_range_is_refused(n, positions):
     with pytest.raises(ValueError, match="expected"):
         permute(0, 0, n, np.array(positions, np.int64))

@@ -87,10 +87,14 @@ def test_leaving_the_block_early_ends_the_thread():
 
 
 def test_an_interrupt_in_the_loop_ends_the_thread():
-    with pytest.raises(KeyboardInterrupt), prefetch(lambda step: step, 0, 10**9) as batches:
-        for step, _ in batches:
-            if step == 3:
-                raise KeyboardInterrupt
+    def train():
+        with prefetch(lambda step: step, 0, 10**9) as batches:
+            for step, _ in batches:
+                if step == 3:
+                    raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train()
     assert threads() == []
 
 
@@ -133,8 +137,8 @@ def test_waited_counts_only_waiting():
         next(slow_consumer)
         begin = slow_consumer.waited_s
         for _ in slow_consumer:
-            time.sleep(0.02)
-    assert slow_consumer.waited_s - begin < 0.1
+            time.sleep(0.03)
+    assert slow_consumer.waited_s - begin < 0.2
 
 
 def test_depth_below_one_is_refused():

@@ -1,0 +1,45 @@
+"""All tests run on nine emulated CPU devices; a test takes the first n of them.
+
+Inputs are random.  The seed is printed at the start; `--seed N` repeats a run, `--every-case` tries
+all cases of the sweeps instead of a random few.
+"""
+
+import secrets
+
+import jax
+import numpy as np
+import pytest
+
+import jaxdp
+
+DEVICES = 9
+
+jaxdp.emulate(DEVICES)
+# broadcasting a [b] against a [b, k] by accident is a wrong result without an error
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def mesh_of():
+    """n -> a mesh over the first n devices."""
+    return lambda n: jaxdp.data_mesh(jax.devices()[:n])
+
+
+def pytest_addoption(parser):
+    parser.addoption("--seed", type=int, default=None, help="of all random inputs")
+    parser.addoption("--every-case", action="store_true", help="all cases of the sweeps")
+
+
+def pytest_configure(config):
+    if config.option.seed is None:  # xdist's workers are given the options of their controller
+        config.option.seed = secrets.randbelow(2**32)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    terminalreporter.write_line(f"seed of random inputs: {config.option.seed}")
+
+
+@pytest.fixture
+def rng(request):
+    """A generator for this test alone, from the run's seed and the test's name."""
+    return np.random.default_rng([request.config.option.seed, *request.node.nodeid.encode()])

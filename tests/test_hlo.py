@@ -1,0 +1,52 @@
+"""Reading compiled programs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from jaxdp import hlo, on_mesh
+from jaxdp.mesh import AXIS
+
+
+def compiled(mesh, body, *args):
+    return jax.jit(on_mesh(body, mesh, P(AXIS), P(AXIS))).lower(*args).compile().as_text()
+
+
+def test_kinds_sizes_and_pairs(mesh_of):
+    def body(x):
+        y = lax.ppermute(x, AXIS, [(0, 1), (1, 2)])
+        return lax.psum(y * 2, AXIS)
+
+    permute, reduce = hlo.collectives(compiled(mesh_of(3), body, np.ones((3, 5, 7), np.float32)))
+    assert (permute.kind, permute.result_bytes) == ("collective-permute", 5 * 7 * 4)
+    assert permute.pairs == ((0, 1), (1, 2))
+    assert (reduce.kind, reduce.result_bytes, reduce.in_loop) == ("all-reduce", 5 * 7 * 4, False)
+
+
+def test_a_collective_in_a_loop_is_seen(mesh_of):
+    def body(x):
+        # the loop's input changes, so that the reduction cannot be moved out of it
+        return lax.fori_loop(0, 5, lambda i, c: lax.psum(jnp.sin(c), AXIS), x)
+
+    [found] = hlo.collectives(compiled(mesh_of(2), body, np.ones((2, 3), np.float32)))
+    assert found.in_loop
+
+
+def test_asynchronous_forms_of_other_targets():
+    text = """
+ENTRY %main (p: f32[8]) -> f32[8] {
+  %s = (f32[8]{0}, f32[8]{0}, u32[], u32[]) collective-permute-start(%p), source_target_pairs={{0,1},{1,0}}
+  %d = f32[8]{0} collective-permute-done(%s)
+  %a = (bf16[4,2]{1,0}, f32[]) all-reduce-start(%d, %c), to_apply=%add
+  ROOT %r = f32[8]{0} all-reduce-done(%a)
+}
+"""
+    permute, reduce = hlo.collectives(text)
+    assert (permute.result_bytes, permute.pairs) == (32, ((0, 1), (1, 0)))
+    assert reduce.result_bytes == 4 * 2 * 2 + 4
+    assert (
+        hlo.describe([permute, permute, reduce])
+        == "2 collective-permutes, 64 B; 1 all-reduce, 20 B"
+    )
