@@ -99,4 +99,3 @@ def assemble(config: Config, dataset: Dataset, devices: list[jax.Device]) -> Job
         return evaluate(eval_step, state.params, state.model_state, batches)
 
     return Job(dataset, loader, mesh, loss_fn, step, eval_step, init, evaluate_heldout)
-

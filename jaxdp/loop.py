@@ -146,6 +146,7 @@ class _Meter:
         """Starts the clock; `stream.waited_s` is the time spent waiting for data."""
         self._stream = stream
         self._logged = (step, 0.0, stream.waited_s)
+        self._pace = {"step_time_s": 0.0, "data_wait": 0.0}
         self._running_since = time.perf_counter()
 
     def seconds(self) -> float:
@@ -174,22 +175,24 @@ class _Meter:
             metrics["loss"].block_until_ready()
             return
         row = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        seconds, waited = self.seconds(), self._stream.waited_s
-        before, seconds_before, waited_before = self._logged
-        self._logged = (step, seconds, waited)
-        elapsed = seconds - seconds_before
-        self._log.do(
-            step,
-            row
-            | {
-                "step_time_s": elapsed / (step - before),
-                "data_wait": (waited - waited_before) / elapsed,
-                "elapsed_s": seconds,
-            },
-        )
+        # steps that are finished by now, not only the one whose metrics are told
+        finished = step + sum(m["loss"].is_ready() for _, m in self._in_flight)
+        self._measure(finished, self.seconds(), self._stream.waited_s)
+        self._log.do(step, row | self._pace | {"elapsed_s": self._logged[1]})
         if row["nonfinite"]:
             raise NumericsError(
                 f"a loss or gradient was not finite in {row['nonfinite']:.0f} step(s) up to step "
                 f"{step}; the parameters were left as they were: lower the learning rate, set "
                 "optimizer.clip_norm, or look for bad input"
             )
+
+    def _measure(self, finished: int, seconds: float, waited: float) -> None:
+        """The pace since it was measured last; unchanged where no step has finished since."""
+        finished_before, seconds_before, waited_before = self._logged
+        self._logged = (finished, seconds, waited)
+        elapsed = seconds - seconds_before
+        if finished > finished_before and elapsed > 0:
+            self._pace = {
+                "step_time_s": elapsed / (finished - finished_before),
+                "data_wait": (waited - waited_before) / elapsed,
+            }

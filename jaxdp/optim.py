@@ -124,8 +124,8 @@ def describe_decay(params: PyTree, mask: Callable[[PyTree], PyTree] = decay_mask
     ]
 
 
-# One row per optimizer: the links before the learning rate.  Each row puts the given links of weight
-# decay, none or one, where they belong.
+# One row per optimizer: the links before the learning rate.  Each row puts the given links of
+# weight decay, none or one, where they belong.
 Links = list[optax.GradientTransformation]
 
 

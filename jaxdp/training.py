@@ -1,5 +1,6 @@
 """A whole run from its configuration: what `python -m jaxdp.train` does, as a function."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -71,6 +72,9 @@ def run_training(
             state, _, lines = checkpoints.restore(state)
             for line in lines:
                 reporter.line(f"warning: {line}")
+        if int(state.step) >= config.steps and (out / "summary.json").exists():
+            reporter.line(f"nothing to do: the run in {out} is complete")
+            return json.loads((out / "summary.json").read_text())
         write_atomically(out / "config.yaml", to_yaml(config.model_copy(update={"out": str(out)})))
         write_json(out / "environment.json", environment(devices))
         for line in _introduction(config, job, state, devices):
@@ -117,7 +121,7 @@ def _fit(
         reporter.line(f"compiled in {seconds:.1f} s: a step runs {hlo.describe(found)}")
 
     try:
-        result = fit(
+        return fit(
             job.step,
             state,
             job.loader,
@@ -128,9 +132,6 @@ def _fit(
             on_compiled=on_compiled,
             should_stop=should_stop,
         )
-        if result.compiled is None:  # the run was complete: its result is still worth telling
-            result.evaluation = evaluate(result.step, result.state)
-        return result
     finally:
         log.close()
         reporter.close()
@@ -169,7 +170,8 @@ def _introduction(
         f"{len(dataset.heldout):,} held out",
         f"model  {config.model.kind}: {count_elements(state.params):,} parameters, "
         f"{hlo.format_bytes(count_bytes(state.params))}, compute in {config.compute_dtype}",
-        f"batch  {config.global_batch} = {each} x {config.microbatches} microbatches x {n} devices",
+        f"batch  {config.global_batch} = {each} examples x {config.microbatches} microbatch"
+        f"{'es' * (config.microbatches > 1)} x {n} device{'s' * (n > 1)}",
         f"sync   {job.step.sync.about}: {hlo.format_bytes(count_bytes(state.params))} of gradients",
     ]
     if getattr(config.optimizer, "weight_decay", 0):

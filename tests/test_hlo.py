@@ -37,7 +37,7 @@ def test_a_collective_in_a_loop_is_seen(mesh_of):
 def test_asynchronous_forms_of_other_targets():
     text = """
 ENTRY %main (p: f32[8]) -> f32[8] {
-  %s = (f32[8]{0}, f32[8]{0}, u32[], u32[]) collective-permute-start(%p), source_target_pairs={{0,1},{1,0}}
+  %s = (f32[8], f32[8], u32[]) collective-permute-start(%p), source_target_pairs={{0,1},{1,0}}
   %d = f32[8]{0} collective-permute-done(%s)
   %a = (bf16[4,2]{1,0}, f32[]) all-reduce-start(%d, %c), to_apply=%add
   ROOT %r = f32[8]{0} all-reduce-done(%a)

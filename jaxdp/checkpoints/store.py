@@ -31,8 +31,11 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
         )
+        handlers = {STATE: ocp.StandardCheckpointHandler(), META: ocp.JsonCheckpointHandler()}
         try:
-            self._manager = ocp.CheckpointManager(self.folder, options=options)
+            self._manager = ocp.CheckpointManager(
+                self.folder, options=options, item_handlers=handlers
+            )
         except OSError as error:
             raise StorageError(f"{folder}: cannot hold checkpoints: {error}") from error
 
@@ -117,13 +120,17 @@ class Checkpoints:
 
 def _check_leaves(manager: ocp.CheckpointManager, step: int, like: TrainState) -> None:
     """Orbax casts and reshapes without a word: compare what is saved with what is wanted first."""
+    metadata = manager.item_metadata(step)[STATE]
+    if metadata is None:
+        raise ValueError("its metadata is missing")
     saved = {
         name: (tuple(leaf.shape), jnp.dtype(leaf.dtype))
-        for name, leaf in named_leaves(manager.item_metadata(step)[STATE].tree)
+        for name, leaf in named_leaves(metadata.tree)
     }
     wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(like._asdict())}
     if saved != wanted:
-        name = next(n for n in [*wanted, *saved] if saved.get(n) != wanted.get(n))
+        different = [n for n in [*wanted, *saved] if saved.get(n) != wanted.get(n)]
+        name = min(different, key=lambda n: not n.startswith("params/"))  # what people know best
         raise StorageError(
             f"checkpoint {step}: {name} is {_describe(saved.get(name))} there and "
             f"{_describe(wanted.get(name))} in this run; resume with the configuration that "

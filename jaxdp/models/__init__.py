@@ -1,4 +1,4 @@
-"""Networks: Flax NNX modules as pairs of pure functions."""
+"""Networks, each as two pure functions (see `jaxdp.types.Model`)."""
 
 from jaxdp.models.build import MODELS, build_model
 

@@ -16,7 +16,6 @@ from flax import nnx
 from jaxdp.errors import UserError
 from jaxdp.models.cnn import CNN
 from jaxdp.models.gpt import GPT
-from jaxdp.models.layers import fraction
 from jaxdp.models.mlp import MLP
 from jaxdp.types import Model
 
@@ -51,10 +50,12 @@ def as_model(make: Callable[[nnx.Rngs], Any], check: Callable[[jax.Array], None]
 
 
 def mlp(
-    shape: tuple[int, ...], num_classes: int, hidden: Sequence[int] = (512, 512), dropout: float = 0.0
+    shape: tuple[int, ...],
+    num_classes: int,
+    hidden: Sequence[int] = (512, 512),
+    dropout: float = 0.0,
 ) -> Model:
     """See `MLP`; inputs of any shape, which are flattened."""
-    fraction("dropout", dropout)
     return as_model(
         lambda rngs: MLP(math.prod(shape), num_classes, hidden, dropout, rngs),
         lambda inputs: _check_shape(inputs, shape),
@@ -69,7 +70,6 @@ def cnn(
     dropout: float = 0.0,
 ) -> Model:
     """See `CNN`; `shape` is (height, width, channels)."""
-    fraction("dropout", dropout)
     if len(shape) != 3:
         raise UserError(f"cnn needs images of (height, width, channels), got shape {shape}")
     height, width, depth = shape
@@ -94,7 +94,6 @@ def gpt(
     positions: str = "learned",
 ) -> Model:
     """See `GPT`; `shape` is (context,) and `num_classes` the size of the vocabulary."""
-    fraction("dropout", dropout)
     if len(shape) != 1:
         raise UserError(f"gpt needs sequences of shape (context,), got shape {shape}")
     if positions not in ("learned", "rotary"):
@@ -143,6 +142,8 @@ def build_model(kind: str, *, shape: Sequence[int], num_classes: int, **options:
         raise UserError(
             f"model {kind} has no option {', '.join(unknown)}; its options: {', '.join(known)}"
         )
+    if not 0.0 <= options.get("dropout", 0.0) < 1.0:
+        raise UserError(f"dropout must be at least 0 and below 1, got {options['dropout']}")
     return MODELS[kind](tuple(shape), num_classes, **options)
 
 

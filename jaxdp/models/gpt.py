@@ -1,7 +1,7 @@
 """A decoder-only transformer: pre-norm, tied embeddings, no biases.
 
 Written for XLA:CPU as well as for accelerators: dense layers see `[batch * time, features]`,
-attention is an einsum on `[batch, heads, time, features]`, GELU saves its derivative.
+attention is an einsum on `[batch, heads, time, features]`.
 
 References: Radford et al., Language Models are Unsupervised Multitask Learners, 2019;
 Press and Wolf, Using the Output Embedding to Improve Language Models, 2017 (tied embeddings).
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxdp.models.layers import RMSNorm, dropout, gelu, rotate
+from jaxdp.models.layers import RMSNorm, dropout, rotate
 
 
 def dense(inputs: int, outputs: int, rngs: nnx.Rngs, scale: float = 1.0) -> nnx.Linear:
@@ -30,7 +30,7 @@ def causal_attention(q_BxHxTxK: jax.Array, k_BxHxTxK: jax.Array, v_BxHxTxK: jax.
     scores = jnp.einsum("bhtk,bhsk->bhts", q_BxHxTxK * features**-0.5, k_BxHxTxK)
     wide = scores.astype(jnp.promote_types(scores.dtype, jnp.float32))
     seen_TxS = jnp.tril(jnp.ones((t, t), bool))
-    wide = jnp.where(seen_TxS, wide, jnp.finfo(wide.dtype).min)
+    wide = jnp.where(seen_TxS[None, None], wide, jnp.finfo(wide.dtype).min)
     weights = jnp.exp(wide - jax.lax.stop_gradient(wide.max(-1, keepdims=True)))
     total = weights.sum(-1, keepdims=True)
     mixed = jnp.einsum("bhts,bhsk->bhtk", weights.astype(scores.dtype), v_BxHxTxK)
@@ -60,7 +60,7 @@ class Block(nnx.Module):
         return self.attention_out(mixed_BxHxTxK.transpose(0, 2, 1, 3).reshape(n, d))
 
     def mlp(self, x_NxD: jax.Array) -> jax.Array:
-        return self.mlp_out(gelu(self.mlp_in(self.norm_mlp(x_NxD))))
+        return self.mlp_out(jax.nn.gelu(self.mlp_in(self.norm_mlp(x_NxD))))
 
 
 class GPT(nnx.Module):
@@ -85,7 +85,7 @@ class GPT(nnx.Module):
         positions: str,
         rngs: nnx.Rngs,
     ):
-        normal = nnx.initializers.normal(0.02)
+        normal = nnx.initializers.normal(0.02, jnp.float32)
         rotary = positions == "rotary"
         self.embedding = nnx.Param(normal(rngs.params(), (vocabulary, width)))
         if not rotary:
@@ -105,7 +105,7 @@ class GPT(nnx.Module):
 
         x_BxTxD = embedding_VxD[tokens_BxT]
         if not self.rotary:
-            x_BxTxD += self.positions[...][:t]
+            x_BxTxD += self.positions[...][None, :t]
         x_NxD = drop(x_BxTxD.reshape(b * t, -1), 0)
         for i, (_, block) in enumerate(sorted(self.blocks.items())):
             x_NxD += drop(block.attend(x_NxD, b), 2 * i + 1)

@@ -1,0 +1,185 @@
+"""Whole runs from a configuration: the run folder, stopping and resuming, N devices."""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxdp import load_config, run_training
+from jaxdp.errors import UserError
+from jaxdp.report.progress import SilentReporter
+
+ROOT = Path(__file__).parent.parent
+TIMES = ("step_time_s", "data_wait", "elapsed_s", "per_second", "per_second_per_device")
+
+
+class Lines(SilentReporter):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.lines, self.rows = [], []
+
+    def line(self, text):
+        self.lines.append(text)
+
+    def status(self, row):
+        self.rows.append(dict(row))
+
+
+def run(out, *overrides, should_stop=lambda: False, reporter=None, **more):
+    given = {
+        "out": str(out), "steps": 24, "devices": 4, "model.hidden": (32,), "model.dropout": 0.2,
+        "log.every": 5, "eval.every": 12, "checkpoint.every": 8,
+    }  # fmt: skip
+    given |= {key.replace("__", "."): value for key, value in more.items()}
+    return run_training(load_config(None, list(given.items())), reporter, should_stop)
+
+
+def rows_of(out):
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [{name: x for name, x in row.items() if name not in TIMES} for row in rows]
+
+
+def test_the_run_folder(tmp_path):
+    reporter = Lines()
+    summary = run(tmp_path / "a", reporter=reporter)
+    assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
+        "checkpoints", "config.yaml", "environment.json", "metrics.jsonl", "summary.json",
+    ]  # fmt: skip
+    assert json.loads((tmp_path / "a" / "summary.json").read_text()) == summary
+    wanted = {
+        "steps": 24, "devices": 4, "algorithm": "psum", "stopped": False, "parameters": 64 * 32 + 32 + 330,
+    }  # fmt: skip
+    assert wanted.items() <= summary.items()
+    assert summary["eval"]["weight"] == 360
+    assert len(summary["params_digest"]) == 64
+    rows = rows_of(tmp_path / "a")
+    assert [row["step"] for row in rows] == [5, 10, 12, 15, 20, 24]
+    assert [row["step"] for row in rows if "eval" in row] == [12, 24]
+    assert {"loss", "accuracy", "learning_rate", "grad_norm"} <= rows[0].keys()
+    assert any("4 emulated CPU devices" in line for line in reporter.lines)
+    assert any("a step runs 1 all-reduce" in line for line in reporter.lines)
+    assert {"per_second", "eta_s", "data_wait"} <= reporter.rows[-1].keys()
+    environment = json.loads((tmp_path / "a" / "environment.json").read_text())
+    assert environment["jax"] == jax.__version__
+    assert environment["emulated"]
+
+
+def test_f4_the_resolved_config_reproduces_the_run(tmp_path):
+    first = run(tmp_path / "a", optimizer__learning_rate=3e-3)
+    config = load_config(str(tmp_path / "a" / "config.yaml"), [("out", str(tmp_path / "b"))])
+    assert run_training(config)["params_digest"] == first["params_digest"]
+    assert rows_of(tmp_path / "a") == rows_of(tmp_path / "b")
+
+
+@pytest.mark.parametrize("stop", [1, 7, 8, 13, 23])
+def test_c1_stopped_and_resumed_is_the_straight_run_to_the_bit(stop, tmp_path):
+    straight = run(tmp_path / "a", sync__algorithm="ring", microbatches=2)
+    stops = iter([False] * stop + [True])
+    half = run(
+        tmp_path / "b", sync__algorithm="ring", microbatches=2, should_stop=lambda: next(stops)
+    )
+    assert half["stopped"]
+    assert half["steps"] == stop
+    rest = run(tmp_path / "b", sync__algorithm="ring", microbatches=2, resume=True)
+    assert rest["params_digest"] == straight["params_digest"]
+    assert rest["eval"] == straight["eval"]
+    assert rows_of(tmp_path / "b") == rows_of(tmp_path / "a")  # l3: one row per step
+
+
+def test_l3_rows_after_the_checkpoint_and_half_lines_are_dropped(tmp_path):
+    straight = run(tmp_path / "a")
+    stops = iter([False] * 16 + [True])
+    run(tmp_path / "b", should_stop=lambda: next(stops))
+    with open(tmp_path / "b" / "metrics.jsonl", "a") as file:  # what a kill would leave
+        file.write('{"step": 20, "loss": 99}\n{"step": 2')
+    assert run(tmp_path / "b", resume="auto")["params_digest"] == straight["params_digest"]
+    assert rows_of(tmp_path / "b") == rows_of(tmp_path / "a")
+
+
+def test_c2_the_same_stream_on_another_number_of_devices(tmp_path):
+    straight = run(tmp_path / "a")
+    stops = iter([False] * 13 + [True])
+    run(tmp_path / "b", should_stop=lambda: next(stops))
+    reporter = Lines()
+    rest = run(tmp_path / "b", resume=True, devices=2, reporter=reporter)
+    assert "resuming with devices 2 instead of 4" in reporter.lines
+    for a, b in zip(rows_of(tmp_path / "a"), rows_of(tmp_path / "b"), strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+    assert rest["eval"]["loss"] == pytest.approx(straight["eval"]["loss"], rel=1e-4)
+
+
+def test_a_complete_run_has_nothing_to_do_until_it_is_made_longer(tmp_path):
+    first = run(tmp_path / "a")
+    assert run(tmp_path / "a", resume="auto") == first
+    longer = run(tmp_path / "a", resume="auto", steps=30)
+    assert longer["steps"] == 30
+    straight = run(tmp_path / "b", steps=30)
+    assert longer["params_digest"] == straight["params_digest"]
+
+
+def test_a_run_that_exists_is_refused_and_left_alone(tmp_path):
+    run(tmp_path / "a")
+    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*")}
+    for options, reason in (
+        ({}, "holds a run; go on with it by --resume"),
+        ({"resume": True, "seed": 1}, "seed: 1 now and 0 in"),
+        ({"resume": True, "model__hidden": (8,)}, "model.hidden"),
+    ):
+        with pytest.raises(UserError, match=reason):
+            run(tmp_path / "a", **options)
+    assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*")}
+
+
+@pytest.mark.parametrize("name", ["nothing", "empty", "other"])
+def test_resume_from_nothing(name, tmp_path):
+    if name != "nothing":
+        (tmp_path / name).mkdir()
+    if name == "other":
+        (tmp_path / name / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match="nothing to resume"):
+        run(tmp_path / name, resume=True)
+    assert run(tmp_path / name, resume="auto")["steps"] == 24
+
+
+def test_a_mistake_found_late_leaves_no_folder(tmp_path):
+    with pytest.raises(UserError, match="no file train-images"):
+        run(tmp_path / "a", data__kind="fashion_mnist", data__path=str(tmp_path))
+    with pytest.raises(UserError, match="96 is not divisible"):
+        run(tmp_path / "a", devices="auto")  # nine, in these tests
+    with pytest.raises(UserError, match="1437 examples"):
+        run(tmp_path / "a", global_batch=1440)
+    assert not (tmp_path / "a").exists()
+
+
+def test_l4_training_goes_on_without_a_log(tmp_path, monkeypatch):
+    from jaxdp.report import runfolder
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    reporter = Lines()
+    monkeypatch.setattr(runfolder.os, "open", full)
+    summary = run(tmp_path / "a", reporter=reporter, checkpoint__every=0)
+    assert summary["steps"] == 24
+    warnings = [line for line in reporter.lines if line.startswith("warning")]
+    assert len(warnings) == 1
+    assert "No space left on device" in warnings[0]
+
+
+def test_psum_and_ring_and_any_number_of_devices_train_the_same_model(tmp_path):
+    """Law 1 through the whole program, for the shipped configuration."""
+    losses = {}
+    for n in (1, 2, 3, 4, 8):
+        for algorithm in ("psum", "ring"):
+            out = tmp_path / f"{n}{algorithm}"
+            config = load_config(
+                str(ROOT / "configs" / "digits_mlp.yaml"),
+                [("out", str(out)), ("devices", n), ("sync.algorithm", algorithm), ("steps", 21)],
+            )
+            run_training(config)
+            losses[n, algorithm] = [row["loss"] for row in rows_of(out)]
+    for key, values in losses.items():
+        np.testing.assert_allclose(values, losses[1, "psum"], rtol=1e-4, err_msg=str(key))
