@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -16,11 +17,13 @@ from jaxdp.optim import build_optimizer, build_schedule
 from jaxdp.state import TrainState
 from jaxdp.step import TrainStep, make_train_step
 from jaxdp.sync import all_reduce_sync
-from jaxdp.types import LossFn
+from jaxdp.types import Device, LossFn
 
 _INIT_FOLD = 2**32 - 1  # training folds in the number of the step, which stays below
 _SCHEDULE = ("schedule", "learning_rate", "steps", "warmup_steps", "end_fraction")
-_BITS = {1.0: "bits_per_byte"}  # bytes per token -> what a token's bits are called
+_BITS: dict[float | None, str] = {1.0: "bits_per_byte"}  # bytes per token -> name of its bits
+    1.0: "bits_per_byte"
+}  # bytes per token -> what a token's bits are called
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ def load_data(config: Config) -> Dataset:
     return load_dataset(**options)
 
 
-def assemble(config: Config, dataset: Dataset, devices: list[jax.Device]) -> Job:
+def assemble(config: Config, dataset: Dataset, devices: list[Device]) -> Job:
     """Puts a run together on `devices`.
 
     Raises:
@@ -73,7 +76,8 @@ def assemble(config: Config, dataset: Dataset, devices: list[jax.Device]) -> Job
         if dataset.task == "classification"
         else language_loss(model, _BITS.get(dataset.bytes_per_token, "bits_per_token"))
     )
-    optimizer = config.optimizer.model_dump(exclude={"clip_norm"}) | {"steps": config.steps}
+    optimizer: dict[str, Any] = config.optimizer.model_dump(exclude={"clip_norm"})
+    optimizer["steps"] = config.steps
     rates = {name: optimizer[name] for name in _SCHEDULE}
     dtype = None if config.compute_dtype == "float32" else config.compute_dtype
     step = make_train_step(

@@ -138,7 +138,7 @@ class _Meter:
     def __init__(self, log: Every | None, last: int):
         self._log = log
         self._last = last
-        self._in_flight: deque[tuple[int, Mapping[str, jax.Array]]] = deque()
+        self._in_flight: deque[tuple[int, Mapping[str, Any]]] = deque()
         self._seconds = 0.0  # of finished stretches
         self._running_since: float | None = None
 

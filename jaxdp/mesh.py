@@ -10,6 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxdp.errors import UserError
+from jaxdp.types import Device
 
 AXIS = "data"  # the mesh axis of every data-parallel program
 
@@ -30,7 +31,7 @@ def emulate(n: int) -> None:
         raise _too_late(n, have)
 
 
-def use_devices(count: int | str) -> list[jax.Device]:
+def use_devices(count: int | str) -> list[Device]:
     """The devices to train on, emulated where the platform is the CPU.
 
     Args:
@@ -68,7 +69,7 @@ def _too_late(n: int, have: int) -> UserError:
     )
 
 
-def data_mesh(devices: Sequence[jax.Device]) -> Mesh:
+def data_mesh(devices: Sequence[Device]) -> Mesh:
     """A mesh of one axis, `AXIS`, over `devices` in their order."""
     return Mesh(np.asarray(devices), (AXIS,), axis_types=(AxisType.Auto,))
 

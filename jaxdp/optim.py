@@ -101,7 +101,11 @@ def scale_by_step_schedule(schedule: Schedule) -> optax.GradientTransformationEx
         # The product in float32 or wider: a rate rounded to bfloat16 is up to 0.4 % off.
         return jax.tree.map(lambda u: (rate * u).astype(u.dtype), updates), state
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    # optax's type of `update` has no room for a keyword that is required.
+    return optax.GradientTransformationExtraArgs(
+        lambda params: optax.EmptyState(),
+        update,  # pyright: ignore[reportArgumentType]
+    )
 
 
 def decay_mask(params: PyTree) -> PyTree:

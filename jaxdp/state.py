@@ -1,8 +1,6 @@
 """What a training run carries from step to step."""
 
-from typing import NamedTuple
-
-import jax
+from typing import Any, NamedTuple
 
 from jaxdp.types import PyTree
 
@@ -20,9 +18,9 @@ class TrainState(NamedTuple):
       sync_state: the synchronisation's state, one slot per device.
     """
 
-    step: jax.Array
-    skipped: jax.Array
-    nonfinite: jax.Array
+    step: Any
+    skipped: Any
+    nonfinite: Any
     params: PyTree
     model_state: PyTree
     opt_state: PyTree

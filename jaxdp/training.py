@@ -30,6 +30,7 @@ from jaxdp.report.runfolder import (
 from jaxdp.report.runlog import RunLog
 from jaxdp.state import TrainState
 from jaxdp.trees import count_bytes, count_elements, digest
+from jaxdp.types import Device
 
 # keys that may differ when a run is resumed: they do not change what was learned so far
 _MAY_CHANGE = ("steps", "devices", "out", "resume", "sync.", "checkpoint.", "eval.", "log.")
@@ -155,9 +156,7 @@ def _check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:
         reporter.line(f"resuming with {key} {new} instead of {old}")
 
 
-def _introduction(
-    config: Config, job: Job, state: TrainState, devices: list[jax.Device]
-) -> list[str]:
+def _introduction(config: Config, job: Job, state: TrainState, devices: list[Device]) -> list[str]:
     n, each = len(devices), config.global_batch // (len(devices) * config.microbatches)
     kind = devices[0].device_kind if devices[0].platform != "cpu" else "CPU"
     emulated = n > 1 and kind == "CPU"

@@ -7,6 +7,7 @@ import jax
 
 PyTree = Any
 Batch = Mapping[str, Any]
+Device = Any  # a jax.Device, which type checkers take for a variable
 
 
 class LossOut(NamedTuple):

@@ -33,6 +33,9 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     if config.option.seed is None:  # xdist's workers are given the options of their controller
         config.option.seed = secrets.randbelow(2**32)
+    # many tests compile the same programs; most of the suite's time would go there
+    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
 def pytest_terminal_summary(terminalreporter, config):

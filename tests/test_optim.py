@@ -44,7 +44,7 @@ CASES = [
 IDS = [f"{kind}-{'-'.join(options)}" for kind, options, _ in CASES]
 
 
-def random_params(dtype=np.float32):
+def random_params(dtype: str = "float32"):
     rng = np.random.default_rng(0)
     shapes = {"kernel": (6, 8), "bias": (8,), "conv": (3, 3, 2, 4), "big": (130, 140)}
     return {name: jnp.asarray(rng.normal(size=s), dtype) for name, s in shapes.items()}
@@ -62,9 +62,11 @@ def test_every_optimizer_has_an_oracle():
 @pytest.mark.parametrize(("kind", "options", "oracle"), CASES, ids=IDS)
 def test_against_optax_compiled_once(kind, options, oracle):
     ours = build_optimizer(kind, learning_rate=LR, steps=10, **options)
+    compiled = []
 
     @jax.jit
     def train(params, state, grads, step):
+        compiled.append(True)
         updates, state = ours.update(grads, state, params, step=step)
         return optax.apply_updates(params, updates), state
 
@@ -80,7 +82,7 @@ def test_against_optax_compiled_once(kind, options, oracle):
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6), params, wanted
         )
-    assert train._cache_size() == 1
+    assert compiled == [True]
     assert jax.tree.map(jax.typeof, state) == types
 
 
@@ -89,7 +91,7 @@ def test_against_optax_compiled_once(kind, options, oracle):
 def test_updates_keep_the_dtype_of_the_params(kind, dtype):
     with jax.enable_x64(dtype == "float64"):
         optimizer = build_optimizer(kind, learning_rate=LR, steps=10, schedule="cosine")
-        params = random_params(jnp.dtype(dtype))
+        params = random_params(dtype)
         state = optimizer.init(params)
         for step in range(2):
             updates, state = optimizer.update(
@@ -125,7 +127,8 @@ def test_adafactor_is_sensible_on_small_matrices():
     del target["big"]
     params = jax.tree.map(jnp.zeros_like, target)
     state = optimizer.init(params)
-    assert state[0].v["kernel"].shape == (6, 8)
+    shapes = {leaf.shape for leaf in jax.tree.leaves(state)}
+    assert {(6, 8), (3, 3, 2, 4)} <= shapes  # whole second moments
 
     @jax.jit
     def train(params, state, step):

@@ -3,18 +3,22 @@
 They sum (or take the max, min, product); nothing here divides.
 """
 
-from functools import lru_cache
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxdp.collectives import builtin
-from jaxdp.collectives.execute import execute
+from jaxdp.collectives.cost import Links, Traffic, predict_s, traffic
 from jaxdp.collectives.ops import OPS, get_op
 from jaxdp.collectives.schedule import Result, Schedule, Transfer
 from jaxdp.collectives.simulate import simulate, trace
-from jaxdp.collectives.table import ALGORITHMS, Algorithm, get_algorithm
+from jaxdp.collectives.table import (
+    ALGORITHMS,
+    Algorithm,
+    algorithms_for,
+    get_algorithm,
+    make_schedule,
+    run,
+)
 from jaxdp.collectives.verify import ScheduleError, verify
 from jaxdp.errors import UserError
 
@@ -22,21 +26,29 @@ __all__ = [
     "ALGORITHMS",
     "OPS",
     "Algorithm",
+    "Links",
+    "Result",
     "Schedule",
     "ScheduleError",
+    "Traffic",
     "Transfer",
+    "algorithms_for",
     "all_gather",
     "all_reduce",
+    "broadcast",
+    "get_algorithm",
     "make_schedule",
+    "predict_s",
     "reduce_scatter",
     "simulate",
     "trace",
+    "traffic",
     "verify",
 ]
 
 
 def all_reduce(
-    x: jax.Array, axis_name: str, *, algorithm: str = "psum", op: str = "sum"
+    x: jax.Array, axis_name: str, *, algorithm: str = "psum", op: str = "sum", **options: int
 ) -> jax.Array:
     """Every rank gets the reduction of all ranks' arrays.
 
@@ -45,29 +57,25 @@ def all_reduce(
       axis_name: the mesh axis to reduce over.
       algorithm: a row of `ALGORITHMS`.
       op: "sum", "max", "min" or "product".
+      **options: the algorithm's own, such as `local_size` of hierarchical.
 
     Returns:
       An array of the shape and dtype of `x`, equal to the bit on every rank.
 
     Raises:
-      UserError: the algorithm, the op or the dtype is not supported.
+      UserError: the algorithm, an option, the op or the dtype is not supported.
     """
-    x = _check(x)
-    get_algorithm(algorithm)
-    if algorithm == "psum":
-        return builtin.all_reduce(x, axis_name, get_op(op))
-    schedule = make_schedule(algorithm, "all_reduce", lax.axis_size(axis_name))
-    return execute(schedule, x, axis_name, get_op(op))
+    return run("all_reduce", algorithm, _check(x), axis_name, get_op(op), options)
 
 
 def reduce_scatter(
-    x: jax.Array, axis_name: str, *, algorithm: str = "psum", op: str = "sum"
+    x: jax.Array, axis_name: str, *, algorithm: str = "psum", op: str = "sum", **options: int
 ) -> jax.Array:
     """Rank r gets part r of the reduction of all ranks' arrays.
 
     Args:
       x: `[n * k, ...]`, n the number of ranks on the axis.
-      axis_name, algorithm, op: as for `all_reduce`.
+      axis_name, algorithm, op, **options: as for `all_reduce`.
 
     Returns:
       `[k, ...]`: rows r * k to (r + 1) * k of the reduction.
@@ -76,25 +84,23 @@ def reduce_scatter(
       UserError: as for `all_reduce`, or n does not divide the first dimension, or the algorithm has
         no reduce-scatter.
     """
-    x = _check(x)
-    n = lax.axis_size(axis_name)
+    x, n = _check(x), lax.axis_size(axis_name)
     if x.ndim == 0 or x.shape[0] % n:
         raise UserError(
             f"reduce_scatter: shape {x.shape} on {n} ranks; expected a first dimension that is a "
             f"multiple of {n}: pad it"
         )
-    get_algorithm(algorithm)
-    if algorithm == "psum":
-        return builtin.reduce_scatter(x, axis_name, get_op(op))
-    return execute(make_schedule(algorithm, "reduce_scatter", n), x, axis_name, get_op(op))
+    return run("reduce_scatter", algorithm, x, axis_name, get_op(op), options)
 
 
-def all_gather(x: jax.Array, axis_name: str, *, algorithm: str = "psum") -> jax.Array:
+def all_gather(
+    x: jax.Array, axis_name: str, *, algorithm: str = "psum", **options: int
+) -> jax.Array:
     """Every rank gets all ranks' arrays, one after the other.
 
     Args:
       x: `[k, ...]`.
-      axis_name, algorithm: as for `all_reduce`.
+      axis_name, algorithm, **options: as for `all_reduce`.
 
     Returns:
       `[n * k, ...]`, rank r's rows at r * k.
@@ -105,25 +111,29 @@ def all_gather(x: jax.Array, axis_name: str, *, algorithm: str = "psum") -> jax.
     x = _check(x)
     if x.ndim == 0:
         raise UserError("all_gather: a scalar was given; expected at least one dimension: x[None]")
-    get_algorithm(algorithm)
-    if algorithm == "psum":
-        return builtin.all_gather(x, axis_name)
-    schedule = make_schedule(algorithm, "all_gather", lax.axis_size(axis_name))
-    return execute(schedule, x, axis_name, get_op("sum"))
+    return run("all_gather", algorithm, x, axis_name, get_op("sum"), options)
 
 
-@lru_cache(maxsize=64)
-def make_schedule(algorithm: str, result: Result, n: int) -> Schedule:
-    """The schedule of an algorithm for `n` ranks.
+def broadcast(
+    x: jax.Array, axis_name: str, *, root: int = 0, algorithm: str = "psum", **options: int
+) -> jax.Array:
+    """Every rank gets the root's array, to the bit.
+
+    Args:
+      x: this rank's array, of one shape and dtype on all ranks.
+      axis_name, algorithm, **options: as for `all_reduce`.
+      root: the rank whose array is spread.
+
+    Returns:
+      An array of the shape and dtype of `x`.
 
     Raises:
-      UserError: the algorithm has no schedule for this collective.
+      UserError: as for `all_reduce`, or there is no rank `root`, or the algorithm has no broadcast.
     """
-    factory = getattr(get_algorithm(algorithm), result)
-    if factory is None:
-        have = [name for name, row in ALGORITHMS.items() if getattr(row, result)]
-        raise UserError(f"{algorithm} has no {result} schedule; expected one of {', '.join(have)}")
-    return factory(n)
+    x, n = _check(x), lax.axis_size(axis_name)
+    if root not in range(n):
+        raise UserError(f"broadcast: root={root} on {n} ranks; expected a rank of 0 to {n - 1}")
+    return run("broadcast", algorithm, x, axis_name, get_op("sum"), {"root": root, **options})
 
 
 def _check(x) -> jax.Array:

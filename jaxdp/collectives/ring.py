@@ -5,12 +5,13 @@
 
 After n - 1 rounds of the first, rank r owns the complete chunk r; after n - 1 of the second, every
 rank holds all of them.  Each rank sends 2 (n - 1) / n of the data, which is the least possible.
+Rank r keeps chunk c at slot (r - c) mod n, so that in a round all ranks use the same slots.
 
 Reference: P. Patarasuk, X. Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of
 Workstations", JPDC 69(2), 2009.
 """
 
-from jaxdp.collectives.schedule import Round, Schedule, Transfer
+from jaxdp.collectives.schedule import Round, Schedule, Slots, transfer
 
 
 def all_reduce(n: int) -> Schedule:
@@ -29,17 +30,16 @@ def all_gather(n: int) -> Schedule:
 
 
 def _reduce_rounds(n: int) -> tuple[Round, ...]:
-    return tuple(_shift(n, [(r - 1 - s) % n for r in range(n)], True) for s in range(n - 1))
+    return tuple(_shift(n, -1 - s, reduce=True) for s in range(n - 1))
 
 
 def _gather_rounds(n: int) -> tuple[Round, ...]:
-    return tuple(_shift(n, [(r - s) % n for r in range(n)], False) for s in range(n - 1))
+    return tuple(_shift(n, -s, reduce=False) for s in range(n - 1))
 
 
-def _shift(n: int, chunk_of_rank: list[int], reduce: bool) -> Round:
-    pairs = tuple((r, (r + 1) % n) for r in range(n))
-    return (Transfer(pairs, tuple((c,) for c in chunk_of_rank), reduce),)
+def _shift(n: int, offset: int, *, reduce: bool) -> Round:
+    return (transfer([(r, (r + 1) % n, [(r + offset) % n]) for r in range(n)], reduce=reduce),)
 
 
-def _slots(n: int) -> tuple[tuple[int, ...], ...]:
+def _slots(n: int) -> Slots:
     return tuple(tuple((r - c) % n for c in range(n)) for r in range(n))

@@ -1,16 +1,17 @@
 """A collective as data: which rank sends which chunk to whom, round by round.
 
-One value is executed on devices (`execute`), proved (`verify`) and run in NumPy (`simulate`).
-A new algorithm is one function `n -> Schedule` and one row in `table`.
+One value is executed on devices (`execute`), proved (`verify`), run in NumPy (`simulate`) and
+priced (`cost`).  A new algorithm is one function `n -> Schedule` and one row in `table`.
 
 Reference: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communication
 Operations in MPICH", IJHPCA 19(1), 2005.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-Result = Literal["all_reduce", "reduce_scatter", "all_gather"]
+Result = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast"]
 
 
 class Transfer(NamedTuple):
@@ -28,9 +29,12 @@ class Transfer(NamedTuple):
 
 
 Round = tuple[Transfer, ...]
+Slots = tuple[tuple[int, ...], ...]
 
 
-@dataclass(frozen=True)
+# Compared by identity (eq=False): schedules are keys of caches, and hashing the half million
+# numbers of a ring of 256 at each look-up took longer than compiling it.
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """A collective over `n` ranks that hold a vector cut into `chunks` equal pieces.
 
@@ -45,15 +49,39 @@ class Schedule:
         relative to the rank (ring: rank - chunk) all ranks read and write the same slots in a
         round, so the compiled program addresses them statically and copies nothing.
       result: what holds at the end.
+      root: the rank whose vector a broadcast spreads.
     """
 
     n: int
     chunks: int
     rounds: tuple[Round, ...]
-    slot: tuple[tuple[int, ...], ...]
+    slot: Slots
     result: Result
+    root: int = 0
 
     def owned(self, rank: int) -> range:
         """The chunks that `rank` owns before an all-gather and after a reduce-scatter."""
         k = self.chunks // self.n
         return range(rank * k, (rank + 1) * k)
+
+    def starts_with(self, rank: int) -> range:
+        """The chunks whose value on `rank` matters before the first round."""
+        if self.result == "all_gather":
+            return self.owned(rank)
+        return range(0 if self.result == "broadcast" and rank != self.root else self.chunks)
+
+    def ends_with(self, rank: int) -> range:
+        """The chunks that are part of the result on `rank`."""
+        return self.owned(rank) if self.result == "reduce_scatter" else range(self.chunks)
+
+
+def transfer(moves: Iterable[tuple[int, int, Iterable[int]]], *, reduce: bool) -> Transfer:
+    """A transfer from (source, destination, chunks) triples."""
+    moves = tuple(moves)
+    pairs = tuple((source, destination) for source, destination, _ in moves)
+    return Transfer(pairs, tuple(tuple(chunks) for *_, chunks in moves), reduce)
+
+
+def same_slots(n: int, chunks: int) -> Slots:
+    """Every rank keeps chunk c at slot c."""
+    return (tuple(range(chunks)),) * n

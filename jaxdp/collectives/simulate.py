@@ -13,8 +13,8 @@ def simulate(schedule: Schedule, inputs: Sequence[np.ndarray], op: str = "sum") 
 
     Args:
       schedule: a collective over n ranks.
-      inputs: one array per rank, all of one shape and dtype.  all_reduce takes any shape;
-        reduce_scatter `[n * k, ...]`, all_gather `[k, ...]`.
+      inputs: one array per rank, all of one shape and dtype.  all_reduce and broadcast
+        take any shape; reduce_scatter `[n * k, ...]`, all_gather `[k, ...]`.
       op: name of the reduction.
 
     Returns:

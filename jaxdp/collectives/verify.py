@@ -76,9 +76,9 @@ def verify(schedule: Schedule) -> Agreement:
 
 def _run(schedule: Schedule, factory: _Factory) -> list[list[_Value | None]]:
     n, chunks = schedule.n, schedule.chunks
-    starts_with = schedule.owned if schedule.result == "all_gather" else lambda rank: range(chunks)
     held: list[list[_Value | None]] = [
-        [factory.leaf(r) if c in starts_with(r) else None for c in range(chunks)] for r in range(n)
+        [factory.leaf(r) if c in schedule.starts_with(r) else None for c in range(chunks)]
+        for r in range(n)
     ]
     for number, transfers in enumerate(schedule.rounds):
         before = [list(row) for row in held]
@@ -102,8 +102,10 @@ def _run(schedule: Schedule, factory: _Factory) -> list[list[_Value | None]]:
 
 
 def _check_form(schedule: Schedule) -> None:
-    if schedule.result != "all_reduce" and schedule.chunks % schedule.n:
+    if schedule.result in ("reduce_scatter", "all_gather") and schedule.chunks % schedule.n:
         raise ScheduleError(f"{schedule.chunks} chunks cannot be owned by {schedule.n} ranks")
+    if not 0 <= schedule.root < schedule.n:
+        raise ScheduleError(f"root {schedule.root}: a rank outside 0..{schedule.n - 1}")
     for rank, slots in enumerate(schedule.slot):
         if sorted(slots) != list(range(schedule.chunks)):
             raise ScheduleError(f"rank {rank}: its slots are not a permutation of the chunks")
@@ -127,22 +129,36 @@ def _check_transfer(schedule: Schedule, where: str, transfer: Transfer) -> None:
 
 def _check_contributions(schedule: Schedule, held: list[list[_Value | None]]) -> None:
     for rank in range(schedule.n):
-        mine = (
-            schedule.owned(rank) if schedule.result == "reduce_scatter" else range(schedule.chunks)
-        )
-        for chunk in mine:
+        for chunk in schedule.ends_with(rank):
             value = held[rank][chunk]
             if value is None:
                 raise ScheduleError(f"rank {rank} never receives chunk {chunk}")
-            owner = chunk * schedule.n // schedule.chunks
+            wanted = _contributors(schedule, chunk)
+            if value.counts == _once(wanted):
+                continue
             for contributor in range(schedule.n):
-                count = value.count(contributor)
-                wanted = int(contributor == owner) if schedule.result == "all_gather" else 1
-                if count != wanted:
+                count, expected = value.count(contributor), int(contributor in wanted)
+                if count != expected:
                     raise ScheduleError(
                         f"rank {rank}, chunk {chunk}: the contribution of rank {contributor} is "
-                        f"counted {count} times instead of {wanted}"
+                        f"counted {count} times instead of {expected}"
                     )
+
+
+@lru_cache(maxsize=1024)
+def _once(ranks: range) -> int:
+    """The counts of a value that holds the contributions of `ranks` once each."""
+    return sum(1 << _DIGIT * rank for rank in ranks)
+
+
+def _contributors(schedule: Schedule, chunk: int) -> range:
+    """The ranks whose contribution belongs in a chunk of the result, once each."""
+    if schedule.result == "broadcast":
+        return range(schedule.root, schedule.root + 1)
+    if schedule.result == "all_gather":
+        owner = chunk * schedule.n // schedule.chunks
+        return range(owner, owner + 1)
+    return range(schedule.n)
 
 
 def _agreement(schedule: Schedule, held: list[list[_Value | None]]) -> Agreement:

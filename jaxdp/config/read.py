@@ -129,7 +129,9 @@ def _text(file: str) -> str:
     except UnicodeDecodeError:
         raise UserError(f"{file}: not a text file in UTF-8; expected YAML") from None
     except FileNotFoundError:
-        raise UserError(f"{file}: no such file") from None
+        raise UserError(
+            f"{file}: no such file; expected a YAML file such as configs/digits_mlp.yaml"
+        ) from None
     except IsADirectoryError:
         raise UserError(f"{file}: a folder; expected a YAML file") from None
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name

@@ -25,7 +25,19 @@ from jaxdp.config.kinds import (
 # Seeds that jax.random.key tells apart without 64-bit types.
 MAX_SEED = 2**32 - 1
 
-Algorithm = Literal["psum", "ring"]
+Algorithm = Literal[
+    "psum",
+    "ring",
+    "bidirectional_ring",
+    "recursive_doubling",
+    "halving_doubling",
+    "tree",
+    "double_tree",
+    "hierarchical",
+    "naive",
+    "all_gather_sum",
+    "psum_scatter_gather",
+]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from jaxdp.errors import StorageError, UserError
+from jaxdp.types import Device
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -77,7 +78,7 @@ def write_json(path: Path, values: dict[str, Any]) -> None:
     write_atomically(path, json.dumps(_plain(values), indent=2, allow_nan=False) + "\n")
 
 
-def environment(devices: list[jax.Device]) -> dict[str, Any]:
+def environment(devices: list[Device]) -> dict[str, Any]:
     """What a run's numbers depend on besides its configuration."""
     return {
         "python": platform.python_version(),
@@ -89,7 +90,7 @@ def environment(devices: list[jax.Device]) -> dict[str, Any]:
         "devices": len(devices),
         "emulated": devices[0].platform == "cpu" and len(devices) > 1,
         "processes": jax.process_count(),
-        "x64": bool(jax.config.jax_enable_x64),
+        "x64": bool(jax.config.read("jax_enable_x64")),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "command": sys.argv,
     }

@@ -99,7 +99,7 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
 
 def _open_tensorboard(out: Path) -> Any:
     try:
-        from tensorboardX import SummaryWriter  # an extra, and slow to import
+        from tensorboardX import SummaryWriter  # pyright: ignore  # an extra
     except ImportError:
         raise UserError(
             "log.tensorboard: tensorboardX is not installed; pip install "

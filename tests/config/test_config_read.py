@@ -161,7 +161,10 @@ def test_unreadable_files_are_one_line(tmp_path, text, line):
 def test_files_that_are_not_there(tmp_path):
     file = write(tmp_path, "steps: 3")
     for path, line in [
-        (f"{tmp_path}/no.yaml", "no such file"),
+        (
+            f"{tmp_path}/no.yaml",
+            "no such file; expected a YAML file such as configs/digits_mlp.yaml",
+        ),
         (str(tmp_path), "a folder; expected a YAML file"),
         (f"{file}/x", "cannot be read: Not a directory"),
         ("a\0b", "cannot be read: embedded null byte"),
