@@ -21,9 +21,8 @@ from jaxdp.types import Device, LossFn
 
 _INIT_FOLD = 2**32 - 1  # training folds in the number of the step, which stays below
 _SCHEDULE = ("schedule", "learning_rate", "steps", "warmup_steps", "end_fraction")
-_BITS: dict[float | None, str] = {1.0: "bits_per_byte"}  # bytes per token -> name of its bits
-    1.0: "bits_per_byte"
-}  # bytes per token -> what a token's bits are called
+# bytes per token -> what the bits of a token are called
+_BITS: dict[float | None, str] = {1.0: "bits_per_byte"}
 
 
 @dataclass(frozen=True)
