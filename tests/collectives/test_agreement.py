@@ -36,7 +36,7 @@ def differing(y):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_replicas_are_equal_to_the_bit(algorithm, on_ranks, rng, few):
-    cases = few([(p, u) for p in PREPARED for u in USED], 5)
+    cases = few([(p, u) for p in PREPARED for u in USED], 3)
     for n, dtype in few([(n, d) for n in (3, 4, 8) for d in (np.float32, jnp.bfloat16)], 2):
         a, b = (rng.normal(size=(n, 1003)).astype(dtype) for _ in range(2))
         results = on_ranks(
@@ -63,9 +63,7 @@ def test_the_fence_is_needed(on_ranks, rng, monkeypatch):
     bare = {p: differing(y) for p, y in on_ranks(reduce_all, a, b).items()}
     assert bare["bare"] == 0
     # once these agree, the compiler no longer contracts and the fence can be measured anew
-    print(bare)
-    assert bare["scaled"] > 0.01
-    assert bare["product"] > 0.01
+    assert min(bare["scaled"], bare["clipped"], bare["concatenated"]) > 0.01, bare
 
 
 @pytest.mark.parametrize("n", [3, 4, 8])

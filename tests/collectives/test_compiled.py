@@ -2,12 +2,15 @@
 
 import re
 from collections import Counter
+from collections.abc import Callable
 
+import jax
 import numpy as np
 import pytest
 
 from jaxdp import hlo
 from jaxdp.collectives import (
+    Result,
     algorithms_for,
     all_gather,
     all_reduce,
@@ -18,7 +21,7 @@ from jaxdp.collectives import (
 )
 from jaxdp.mesh import AXIS
 
-COLLECTIVES = {
+COLLECTIVES: dict[Result, Callable] = {
     "all_reduce": all_reduce,
     "reduce_scatter": reduce_scatter,
     "all_gather": all_gather,
@@ -73,6 +76,14 @@ def test_nothing_is_copied_but_what_travels(algorithm, n, jitted):
     assert found["dynamic-slice"] <= chunks  # cut at the beginning
     assert found["dynamic-update-slice"] <= chunks  # and joined at the end
     assert not found.keys() & {"copy", "gather", "scatter", "select"}
+
+
+def test_the_program_grows_linearly():
+    def equations(n):
+        run = jax.vmap(lambda row: all_reduce(row, AXIS, algorithm="ring"), axis_name=AXIS)
+        return len(jax.make_jaxpr(run)(np.zeros((n, n), np.float32)).eqns)
+
+    assert equations(64) <= 8 * equations(8)
 
 
 def test_a_copy_would_be_seen():

@@ -4,14 +4,14 @@ from math import ceil, log2
 
 import pytest
 
-from jaxdp.collectives import ALGORITHMS, Links, make_schedule, predict_s, traffic
+from jaxdp.collectives import ALGORITHMS, Links, Result, make_schedule, predict_s, traffic
 
 ALPHA, BETA, GAMMA = 3e-6, 7e-10, 2e-10
 LINKS = Links(ALPHA, BETA, GAMMA)
 M = 2 * 3 * 4 * 5 * 7 * 8 * 9 * 16 * 4  # bytes that all chunk counts here divide
 
 
-def time(algorithm, n, links=LINKS, result="all_reduce", **options):
+def time(algorithm, n, links=LINKS, result: Result = "all_reduce", **options):
     return predict_s(make_schedule(algorithm, result, n, **options), M, links)
 
 

@@ -6,11 +6,11 @@ import pytest
 
 from jaxdp.collectives import (
     ALGORITHMS,
+    Result,
     Schedule,
     ScheduleError,
     Transfer,
     make_schedule,
-    traffic,
     verify,
 )
 from jaxdp.errors import UserError
@@ -27,13 +27,15 @@ def with_round(schedule: Schedule, number: int, **changes) -> Schedule:
     return replace(schedule, rounds=tuple(rounds))
 
 
-FORMS = [(a, result) for a, row in ALGORITHMS.items() for result in row.schedules]
+FORMS: list[tuple[str, Result]] = [
+    (a, result) for a, row in ALGORITHMS.items() for result in row.schedules
+]
 
 
 @pytest.mark.parametrize(("algorithm", "result"), FORMS)
 def test_schedules_are_right(algorithm, result):
     agreement = "owned" if result == "reduce_scatter" else "copied"
-    for n in [*range(1, 18), 32]:
+    for n in [*range(1, 18), 64]:
         if algorithm == "halving_doubling" and result != "all_reduce" and n.bit_count() > 1:
             with pytest.raises(UserError, match="expected a power of two"):
                 make_schedule(algorithm, result, n)
@@ -53,12 +55,6 @@ def test_schedules_are_right_with_every_option():
         for algorithm in ("tree", "naive"):
             for root in range(n):
                 assert verify(make_schedule(algorithm, "broadcast", n, root=root)) == "copied"
-
-
-def test_a_ring_of_256_is_proved():
-    ring = make_schedule("ring", "all_reduce", 256)
-    assert verify(ring) == "copied"
-    assert traffic(ring, 1024).rounds == 510
 
 
 def test_separate_sums_in_one_order_are_redundant():
@@ -183,7 +179,7 @@ def test_every_round_of_every_algorithm_matters(algorithm, result):
             broken["doubled"] = replace(schedule, rounds=rounds)
         if len(transfers[0].pairs) > 1:
             broken["a message lost"] = with_transfer(schedule, number, lose_a_message)
-            if transfers[0].chunks[0] != transfers[0].chunks[1]:
+            if set(transfers[0].chunks[0]) != set(transfers[0].chunks[1]):
                 broken["wrong chunk"] = with_transfer(schedule, number, swap_chunks)
                 broken["wrong rank"] = with_transfer(schedule, number, swap_destinations)
         for name, wrong in broken.items():

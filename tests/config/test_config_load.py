@@ -76,7 +76,7 @@ def test_empty_sections(yaml):
         ("--resume 1", "1 is not allowed; expected true, false or auto"),
         ("--log.tensorboard on", "'on' is not true or false"),
         ("--out=", "'' is not allowed; expected non-empty text or null"),
-        ("--sync.algorithm nccl", "'nccl' is not allowed; expected psum or ring"),
+        ("--sync.algorithm nccl", "'nccl' is not allowed; expected psum, ring, bidirectional_ring"),
         ("--model.dropout 1", "1 is not allowed; expected a number of at least 0 and below 1"),
         ("--optimizer.learning_rate -1", "-1 is not allowed; expected a number above 0"),
         ("--optimizer.learning_rate .inf", "inf is not finite; expected a number above 0"),
