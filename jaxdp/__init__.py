@@ -25,6 +25,7 @@ _HOMES = {
     "make_train_step": "jaxdp.step",
     "on_mesh": "jaxdp.mesh",
     "reduce_scatter": "jaxdp.collectives",
+    "run_compare": "jaxdp.comparison",
     "run_training": "jaxdp.training",
 }
 
@@ -44,11 +45,13 @@ __all__ = [
     "make_train_step",
     "on_mesh",
     "reduce_scatter",
+    "run_compare",
     "run_training",
 ]
 
 if TYPE_CHECKING:
     from jaxdp.collectives import all_gather, all_reduce, reduce_scatter
+    from jaxdp.comparison import run_compare
     from jaxdp.config import load_config
     from jaxdp.evaluation import evaluate, make_eval_step
     from jaxdp.loop import fit

@@ -17,7 +17,7 @@ from jaxdp.optim import build_optimizer, build_schedule
 from jaxdp.state import TrainState
 from jaxdp.step import TrainStep, make_train_step
 from jaxdp.sync import all_reduce_sync
-from jaxdp.types import Device, LossFn
+from jaxdp.types import Device, LossFn, Model
 
 _INIT_FOLD = 2**32 - 1  # training folds in the number of the step, which stays below
 _SCHEDULE = ("schedule", "learning_rate", "steps", "warmup_steps", "end_fraction")
@@ -59,17 +59,23 @@ def load_data(config: Config) -> Dataset:
     return load_dataset(**options)
 
 
-def assemble(config: Config, dataset: Dataset, devices: list[Device]) -> Job:
-    """Puts a run together on `devices`.
+def make_model(config: Config, dataset: Dataset) -> Model:
+    """The model of a configuration, sized for its data; allocates nothing."""
+    options = config.model.model_dump()
+    return build_model(shape=dataset.shape, num_classes=dataset.num_classes, **options)
+
+
+def assemble(
+    config: Config, dataset: Dataset, devices: list[Device], algorithm: str | None = None
+) -> Job:
+    """Puts a run together on `devices`, with `algorithm` in place of `sync.algorithm` if given.
 
     Raises:
       UserError: the data do not fit the batch, or the model does not fit the data.
     """
     loader = Loader(dataset.train, config.global_batch, config.seed)
     mesh = data_mesh(devices)
-    model = build_model(
-        shape=dataset.shape, num_classes=dataset.num_classes, **config.model.model_dump()
-    )
+    model = make_model(config, dataset)
     loss_fn = (
         classification_loss(model)
         if dataset.task == "classification"
@@ -82,7 +88,7 @@ def assemble(config: Config, dataset: Dataset, devices: list[Device]) -> Job:
     step = make_train_step(
         loss_fn,
         build_optimizer(**optimizer),
-        all_reduce_sync(config.sync.algorithm),
+        all_reduce_sync(algorithm or config.sync.algorithm),
         mesh,
         microbatches=config.microbatches,
         clip_norm=config.optimizer.clip_norm,

@@ -31,16 +31,19 @@ def emulate(n: int) -> None:
         raise _too_late(n, have)
 
 
-def use_devices(count: int | str) -> list[Device]:
+def use_devices(count: int | str, cpu_default: int | None = None) -> list[Device]:
     """The devices to train on, emulated where the platform is the CPU.
 
     Args:
       count: a number, or "auto" for all there are.
+      cpu_default: what "auto" emulates where there is only the CPU; None: what JAX has.
 
     Raises:
       UserError: there are fewer.
     """
     if count == "auto":
+        if cpu_default is not None:
+            _set_cpu_devices(cpu_default)
         return jax.devices()
     n = int(count)
     _set_cpu_devices(n)  # concerns the CPU alone: harmless where there are accelerators

@@ -11,8 +11,10 @@ import numpy as np
 
 import jaxdp
 from jaxdp import hlo
-from jaxdp.assemble import Job, assemble, load_data
+from jaxdp.assemble import Job, assemble, load_data, make_model
 from jaxdp.checkpoints import Checkpoints
+from jaxdp.collectives.tuning import Choice, choose
+from jaxdp.comparison import fastest
 from jaxdp.config import Config, check_devices, diff, load_config, to_yaml
 from jaxdp.data import Dataset
 from jaxdp.errors import UserError
@@ -64,7 +66,8 @@ def run_training(
     devices = use_devices(config.devices)
     if mistakes := check_devices(config, len(devices)):
         raise UserError(*mistakes)
-    job = assemble(config, dataset, devices)
+    choice = _choose_algorithm(config, dataset, devices)
+    job = assemble(config, dataset, devices, choice.algorithm)
     state = job.init()
     create_run_folder(out)
     # the final save is complete when the context is left, before anything calls the run done
@@ -78,11 +81,11 @@ def run_training(
             return json.loads((out / "summary.json").read_text())
         write_atomically(out / "config.yaml", to_yaml(config.model_copy(update={"out": str(out)})))
         write_json(out / "environment.json", environment(devices))
-        for line in _introduction(config, job, state, devices):
+        for line in _introduction(config, job, state, devices, choice):
             reporter.line(line)
         result = _fit(config, job, state, checkpoints, out, reporter, should_stop)
         checkpoints.wait()
-    summary = _summary(config, job, result)
+    summary = _summary(choice, job, result, config.steps)
     write_json(out / "summary.json", summary)
     return summary
 
@@ -156,7 +159,20 @@ def _check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:
         reporter.line(f"resuming with {key} {new} instead of {old}")
 
 
-def _introduction(config: Config, job: Job, state: TrainState, devices: list[Device]) -> list[str]:
+def _choose_algorithm(config: Config, dataset: Dataset, devices: list[Device]) -> Choice:
+    """The algorithm of the configuration, or what `auto` comes to."""
+    if config.sync.algorithm != "auto":
+        return Choice(config.sync.algorithm, "one reduction per step")
+    model = make_model(config, dataset)
+    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    if config.sync.tune == "file":
+        return choose(count_bytes(params), len(devices), config.sync.tune_file)
+    return fastest(devices, count_bytes(params))
+
+
+def _introduction(
+    config: Config, job: Job, state: TrainState, devices: list[Device], choice: Choice
+) -> list[str]:
     n, each = len(devices), config.global_batch // (len(devices) * config.microbatches)
     kind = devices[0].device_kind if devices[0].platform != "cpu" else "CPU"
     emulated = n > 1 and kind == "CPU"
@@ -171,7 +187,8 @@ def _introduction(config: Config, job: Job, state: TrainState, devices: list[Dev
         f"{hlo.format_bytes(count_bytes(state.params))}, compute in {config.compute_dtype}",
         f"batch  {config.global_batch} = {each} examples x {config.microbatches} microbatch"
         f"{'es' * (config.microbatches > 1)} x {n} device{'s' * (n > 1)}",
-        f"sync   {job.step.sync.about}: {hlo.format_bytes(count_bytes(state.params))} of gradients",
+        f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of gradients; "
+        f"{choice.reason}",
     ]
     if getattr(config.optimizer, "weight_decay", 0):
         lines += describe_decay(state.params)
@@ -180,14 +197,14 @@ def _introduction(config: Config, job: Job, state: TrainState, devices: list[Dev
     return lines
 
 
-def _summary(config: Config, job: Job, result: FitResult) -> dict[str, Any]:
+def _summary(choice: Choice, job: Job, result: FitResult, steps: int) -> dict[str, Any]:
     state = result.state
     params = jax.tree.map(partial(np.asarray), jax.device_get(state.params))
     return {
         "steps": result.step,
-        "stopped": result.step < config.steps,
+        "stopped": result.step < steps,
         "devices": job.mesh.size,
-        "algorithm": config.sync.algorithm,
+        "algorithm": choice.algorithm,
         "parameters": count_elements(params),
         "train_seconds": round(result.train_s, 3),
         "compile_seconds": round(result.compile_s, 3),

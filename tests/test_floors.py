@@ -19,8 +19,10 @@ FLOORS = [
     {"gradients", "step"},
     {"checkpoints", "evaluation"},
     {"loop", "report"},
-    {"assemble", "training"},
-    {"train"},
+    {"assemble"},
+    {"comparison"},
+    {"training"},
+    {"train", "compare"},
 ]
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
 PROGRAMS = FLOORS[-1]

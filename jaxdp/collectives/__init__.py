@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxdp.collectives import tuning
 from jaxdp.collectives.cost import Links, Traffic, predict_s, traffic
 from jaxdp.collectives.ops import OPS, get_op
 from jaxdp.collectives.schedule import Result, Schedule, Transfer
@@ -48,14 +49,15 @@ __all__ = [
 
 
 def all_reduce(
-    x: jax.Array, axis_name: str, *, algorithm: str = "psum", op: str = "sum", **options: int
+    x: jax.Array, axis_name: str, *, algorithm: str = "psum", op: str = "sum", **options: int | None
 ) -> jax.Array:
     """Every rank gets the reduction of all ranks' arrays.
 
     Args:
       x: this rank's array, any shape and size, floating point or integer.
       axis_name: the mesh axis to reduce over.
-      algorithm: a row of `ALGORITHMS`.
+      algorithm: a row of `ALGORITHMS`, or "auto": what `python -m jaxdp.compare --tune` found
+        fastest here for this size, else psum.
       op: "sum", "max", "min" or "product".
       **options: the algorithm's own, such as `local_size` of hierarchical.
 
@@ -65,11 +67,15 @@ def all_reduce(
     Raises:
       UserError: the algorithm, an option, the op or the dtype is not supported.
     """
-    return run("all_reduce", algorithm, _check(x), axis_name, get_op(op), options)
+    x = _check(x)
+    if algorithm == "auto":
+        nbytes, n = x.size * x.dtype.itemsize, lax.axis_size(axis_name)
+        algorithm = tuning.choose(nbytes, n).algorithm
+    return run("all_reduce", algorithm, x, axis_name, get_op(op), options)
 
 
 def reduce_scatter(
-    x: jax.Array, axis_name: str, *, algorithm: str = "psum", op: str = "sum", **options: int
+    x: jax.Array, axis_name: str, *, algorithm: str = "psum", op: str = "sum", **options: int | None
 ) -> jax.Array:
     """Rank r gets part r of the reduction of all ranks' arrays.
 
@@ -94,7 +100,7 @@ def reduce_scatter(
 
 
 def all_gather(
-    x: jax.Array, axis_name: str, *, algorithm: str = "psum", **options: int
+    x: jax.Array, axis_name: str, *, algorithm: str = "psum", **options: int | None
 ) -> jax.Array:
     """Every rank gets all ranks' arrays, one after the other.
 
@@ -115,7 +121,7 @@ def all_gather(
 
 
 def broadcast(
-    x: jax.Array, axis_name: str, *, root: int = 0, algorithm: str = "psum", **options: int
+    x: jax.Array, axis_name: str, *, root: int = 0, algorithm: str = "psum", **options: int | None
 ) -> jax.Array:
     """Every rank gets the root's array, to the bit.
 

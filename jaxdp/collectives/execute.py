@@ -40,9 +40,8 @@ def execute(schedule: Schedule, x: jax.Array, axis_name: str, op: Op) -> jax.Arr
     shape = _result_shape(schedule, x.shape)
     if schedule.n == 1 or x.size == 0:
         return x.reshape(shape) if x.size else jnp.zeros(shape, x.dtype)
-    combine = op.combine
-    if plan.fenced and jnp.issubdtype(x.dtype, jnp.floating):
-        combine = lambda own, arrived: op.combine(_fence(own), _fence(arrived))  # noqa: E731
+    # integers are added alike everywhere
+    fence = _fence if plan.fenced and jnp.issubdtype(x.dtype, jnp.floating) else lambda value: value
     rank = lax.axis_index(axis_name)
     held = _enter(schedule, x.reshape(-1), rank, op)
     for steps in plan.rounds:
@@ -50,7 +49,8 @@ def execute(schedule: Schedule, x: jax.Array, axis_name: str, op: Op) -> jax.Arr
         for step, arrived in zip(steps, arrivals, strict=True):
             if step.reduce:
                 own = _read(held, step.writes, rank)
-                arrived = [combine(a, b) for a, b in zip(own, arrived, strict=True)]
+                both = zip(own, arrived, strict=True)
+                arrived = [op.combine(fence(a), fence(b)) for a, b in both]
             held = _write(held, arrived, step, rank)
     return _leave(schedule, held, rank)[: int(np.prod(shape))].reshape(shape)
 

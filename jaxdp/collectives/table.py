@@ -138,7 +138,12 @@ def algorithms_for(result: Result, *, scheduled: bool = False) -> list[str]:
 
 
 def run(
-    result: Result, algorithm: str, x: jax.Array, axis_name: str, op: Op, options: Mapping[str, int]
+    result: Result,
+    algorithm: str,
+    x: jax.Array,
+    axis_name: str,
+    op: Op,
+    options: Mapping[str, int | None],
 ) -> jax.Array:
     """One collective by one algorithm, inside `shard_map`.
 
@@ -158,7 +163,7 @@ def run(
     return execute(schedule, x, axis_name, op)
 
 
-def make_schedule(algorithm: str, result: Result, n: int, **options: int) -> Schedule:
+def make_schedule(algorithm: str, result: Result, n: int, **options: int | None) -> Schedule:
     """The schedule of an algorithm for `n` ranks; the same object each time.
 
     Raises:
@@ -173,16 +178,17 @@ def make_schedule(algorithm: str, result: Result, n: int, **options: int) -> Sch
 
 
 @lru_cache(maxsize=128)
-def _cached(factory: Factory, n: int, **options: int) -> Schedule:
+def _cached(factory: Factory, n: int, **options: int | None) -> Schedule:
     return factory(n, **options)
 
 
-def _check_options(algorithm: str, function: Callable, options: Mapping[str, int]) -> None:
+def _check_options(algorithm: str, function: Callable, options: Mapping[str, int | None]) -> None:
     parameters = inspect.signature(function).parameters.values()
-    known = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    known = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
     for name, value in options.items():
         if name not in known:
             expected = f"expected {', '.join(known)}" if known else "it takes none"
             raise UserError(f"{algorithm} has no option {name!r}; {expected}")
-        if isinstance(value, bool) or not isinstance(value, Integral | None):
+        number = isinstance(value, Integral) and not isinstance(value, bool)
+        if not number and not (value is None and known[name] is None):
             raise UserError(f"{algorithm}: {name}={value!r}; expected a whole number")

@@ -101,6 +101,18 @@ def _fraction_is_used(fraction: float, kind: str, heldout_path: str | None) -> s
     return f"{fraction} has no effect, since data.heldout_path is given; remove one of them"
 
 
+def _only_auto_tunes(value: str | None, algorithm: str) -> str | None:
+    if value in (None, "file") or algorithm == "auto":
+        return None
+    return f"{value} has no effect with sync.algorithm {algorithm}; set sync.algorithm auto"
+
+
+def _file_is_read(tune_file: str | None, tune: str) -> str | None:
+    if tune_file is None or tune == "file":
+        return None
+    return f"{tune_file} has no effect with sync.tune {tune}; remove one of them"
+
+
 DEVICE_RULES = (
     Rule(("global_batch", "microbatches", "devices"), _batch_splits),
     Rule(("eval.batch", "devices"), _eval_batch_splits),
@@ -113,6 +125,9 @@ RULES = (
     Rule(("optimizer.warmup_steps", "steps"), _warmup_ends),
     Rule(("optimizer.end_fraction", "optimizer.schedule"), _end_is_used),
     Rule(("optimizer.nesterov", "optimizer.momentum"), _nesterov_is_used),
+    Rule(("sync.tune", "sync.algorithm"), _only_auto_tunes),
+    Rule(("sync.tune_file", "sync.algorithm"), _only_auto_tunes),
+    Rule(("sync.tune_file", "sync.tune"), _file_is_read),
     Rule(("data.heldout_fraction", "data.kind", "data.heldout_path"), _fraction_is_used),
 )
 

@@ -26,6 +26,7 @@ from jaxdp.config.kinds import (
 MAX_SEED = 2**32 - 1
 
 Algorithm = Literal[
+    "auto",
     "psum",
     "ring",
     "bidirectional_ring",
@@ -46,6 +47,13 @@ class Sync(Section):
 
     algorithm: Algorithm = Field(
         default="psum", description="how gradients are summed over devices"
+    )
+    tune: Literal["file", "start"] = Field(
+        default="file",
+        description="where auto looks: the file of compare --tune, or a measurement at the start",
+    )
+    tune_file: Text | None = Field(
+        default=None, description="the file of compare --tune; null: in the user's cache folder"
     )
 
 

@@ -1,5 +1,6 @@
 """What a person sees while a run goes on: a live line on a terminal, plain lines elsewhere."""
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -50,7 +51,10 @@ class PlainReporter:
         self.steps = steps
 
     def line(self, text: str) -> None:
-        print(text, flush=True)
+        try:
+            print(text, flush=True)
+        except BrokenPipeError:  # the reader left (`| head`): the training does not
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def status(self, row: Mapping[str, Any]) -> None:
         self.line(f"step {row['step']}/{self.steps}  {describe(row)}")

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxdp.collectives import all_reduce, get_algorithm
+from jaxdp.collectives import all_reduce, get_algorithm, tuning
 from jaxdp.sync.types import GradSync
+from jaxdp.trees import count_bytes
 from jaxdp.types import PyTree
 
 
@@ -19,22 +20,23 @@ def all_reduce_sync(algorithm: str = "psum") -> GradSync:
     paid once and not once per leaf.
 
     Args:
-      algorithm: a row of `jaxdp.collectives.ALGORITHMS`.
+      algorithm: a row of `jaxdp.collectives.ALGORITHMS`, or "auto" (see `all_reduce`).
 
     Raises:
       UserError: there is no such algorithm.
     """
-    get_algorithm(algorithm)
-    reduce = _psum_tree if algorithm == "psum" else _reduce_buckets
+    if algorithm != "auto":
+        get_algorithm(algorithm)
 
     def update(tree: PyTree, state: PyTree, axis_name: str) -> tuple[PyTree, PyTree]:
-        return reduce(tree, axis_name, algorithm), state
+        name = algorithm
+        if name == "auto":
+            name = tuning.choose(count_bytes(tree), lax.axis_size(axis_name)).algorithm
+        if name == "psum":
+            return lax.psum(tree, axis_name), state
+        return _reduce_buckets(tree, axis_name, name), state
 
     return GradSync(lambda tree: (), update, f"{algorithm}, one reduction per step")
-
-
-def _psum_tree(tree: PyTree, axis_name: str, algorithm: str) -> PyTree:
-    return lax.psum(tree, axis_name)
 
 
 def _reduce_buckets(tree: PyTree, axis_name: str, algorithm: str) -> PyTree:

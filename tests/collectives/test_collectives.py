@@ -25,6 +25,7 @@ SCHEDULED = algorithms_for("all_reduce", scheduled=True)
 DTYPES = (np.float32, jnp.bfloat16, np.float16, np.int32)
 OPTIONS = [
     ("hierarchical", 8, {"local_size": 1}),
+    ("hierarchical", 8, {"local_size": np.int64(4)}),
     ("hierarchical", 8, {"local_size": 4}),
     ("hierarchical", 6, {"local_size": 3}),
     ("hierarchical", 9, {"local_size": 9}),
@@ -211,6 +212,7 @@ def test_mistakes_are_one_line(on_ranks):
         "hierarchical", local_size=2
     )
     assert "local_size=1.5; expected a whole number" in reduce("hierarchical", local_size=1.5)
+    assert "segments=None; expected a whole number" in reduce("double_tree", segments=None)
     assert "segments=0; expected at least 1" in reduce("double_tree", segments=0)
     assert "tree has no reduce_scatter; expected one of psum, ring" in message(
         lambda x: reduce_scatter(x, AXIS, algorithm="tree")

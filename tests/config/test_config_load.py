@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from jaxdp.config import Config, flatten, load_config, parse_args
+from jaxdp.config import ALGORITHMS, Config, flatten, load_config, parse_args
 from jaxdp.config.keys import KEYS
 from jaxdp.config.kinds import Adam, Cnn, Mlp
 from jaxdp.errors import Exit, UserError
@@ -76,7 +76,10 @@ def test_empty_sections(yaml):
         ("--resume 1", "1 is not allowed; expected true, false or auto"),
         ("--log.tensorboard on", "'on' is not true or false"),
         ("--out=", "'' is not allowed; expected non-empty text or null"),
-        ("--sync.algorithm nccl", "'nccl' is not allowed; expected psum, ring, bidirectional_ring"),
+        (
+            "--sync.algorithm nccl",
+            f"'nccl' is not allowed; expected {', '.join(ALGORITHMS[:-1])} or {ALGORITHMS[-1]}",
+        ),
         ("--model.dropout 1", "1 is not allowed; expected a number of at least 0 and below 1"),
         ("--optimizer.learning_rate -1", "-1 is not allowed; expected a number above 0"),
         ("--optimizer.learning_rate .inf", "inf is not finite; expected a number above 0"),

@@ -1,0 +1,159 @@
+"""`python -m jaxdp.compare`: which all-reduce is best on these devices, checked and explained."""
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import NoReturn
+
+from jaxdp.comparison import processes
+from jaxdp.errors import Exit, JaxdpError, UserError
+
+PROG = "python -m jaxdp.compare"
+MODULE = "jaxdp.compare"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the program; returns its exit code."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        args = _parser().parse_args(argv)
+        _check(args)
+        if args.nproc_per_node > 1 and processes.rank() is None:
+            return processes.run_processes(MODULE, argv, args.nproc_per_node)
+        return _compare(args)
+    except UserError as error:
+        for line in error.lines:
+            print(line, file=sys.stderr)
+        return error.code
+    except JaxdpError as error:
+        print(error, file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        return 130
+    except Exception:
+        traceback.print_exc()
+        print("this is a bug of jaxdp; please report it with the lines above", file=sys.stderr)
+        return Exit.BUG
+
+
+class _Parser(argparse.ArgumentParser):
+    """One line for a mistake, instead of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see {PROG} --help")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=PROG,
+        description="Checks and times collectives side by side, with nccl-tests' conventions.",
+        epilog="Exit codes: 0 all right, 2 a mistake in the command, 3 something was wrong.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--devices",
+        type=int,
+        help="ranks over all processes, emulated on CPU (default: all there are; 4 on CPU)",
+    )
+    add(
+        "--nproc-per-node",
+        "--nproc",
+        type=int,
+        default=1,
+        help="processes to start on this machine, joined over loopback",
+    )
+    add(
+        "--op",
+        default="all_reduce",
+        choices=["all_reduce", "reduce_scatter", "all_gather", "broadcast"],
+        help="the collective",
+    )
+    add("--algorithms", metavar="A,B", help="names, or all (default)")
+    add("--dtype", default="float32", choices=["float32", "bfloat16", "float16", "int32"])
+    add("--redop", default="sum", choices=["sum", "max", "min", "product"])
+    add(
+        "--min-bytes",
+        type=_bytes,
+        default="1K",
+        metavar="1K",
+        help="smallest size; K, M, G are powers of 1024",
+    )
+    add("--max-bytes", type=_bytes, default="16M", metavar="16M", help="largest size")
+    add("--factor", type=int, default=4, help="from size to size")
+    add("--iters", type=int, default=20, help="samples of each case")
+    add("--warmup", type=int, default=3, help="calls before the first sample")
+    add("--latency", action="store_true", help="time single calls instead of calls back to back")
+    add("--seed", type=int, default=0, help="of the inputs")
+    add(
+        "--model",
+        metavar="CONFIG",
+        help="send the gradients of a configuration's model; the bucket size is the sweep",
+    )
+    add("--json", metavar="FILE", help="write rows, model and environment")
+    add("--csv", metavar="FILE", help="write the rows")
+    add("--plot", metavar="FILE.png", help="draw times over sizes")
+    add("--tune", action="store_true", help="keep the fastest of each size for algorithm auto")
+    add("--tune-file", metavar="FILE", help="where (default: the user's cache folder)")
+    add("--draw", metavar="ALGORITHM", help="print an algorithm's rounds, and measure nothing")
+    return parser  # fmt: skip
+
+
+def _bytes(text: str) -> int:
+    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+    number, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in scale else (text, "")
+    value = float(number) * scale.get(unit, 1)
+    if value != int(value):
+        raise ValueError(text)
+    return int(value)
+
+
+_bytes.__name__ = "number of bytes"  # what argparse calls it in its message
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Mistakes that can be seen without JAX, a line each."""
+    rules = {
+        f"--devices: {args.devices}; expected at least 1": (args.devices or 1) < 1,
+        f"--factor: {args.factor}; expected at least 2": args.factor < 2,
+        f"--iters: {args.iters}; expected at least 1": args.iters < 1,
+        f"--warmup: {args.warmup}; expected 0 or more": args.warmup < 0,
+        f"--min-bytes: {args.min_bytes}; expected at least 1": args.min_bytes < 1,
+        f"--max-bytes: {args.max_bytes} is less than --min-bytes {args.min_bytes}": args.max_bytes
+        < args.min_bytes,
+        "--tune: only all_reduce with float32 and sum is tuned; leave --op, --dtype, --redop and "
+        "--model out": args.tune
+        and (args.op, args.dtype, args.redop, args.model) != ("all_reduce", "float32", "sum", None),
+        "--tune-file: has no effect without --tune": bool(args.tune_file) and not args.tune,
+        f"--devices: {args.devices} cannot be spread over {args.nproc_per_node} processes": bool(
+            args.devices
+        )
+        and args.nproc_per_node > 0
+        and args.devices % args.nproc_per_node > 0,
+    }
+    lines = [line for line, broken in rules.items() if broken]
+    for option, path in (("--json", args.json), ("--csv", args.csv), ("--plot", args.plot)):
+        if path and not os.path.isdir(os.path.dirname(path) or "."):
+            lines.append(f"{option}: there is no folder {os.path.dirname(path)} for {path}")
+    if lines:
+        raise UserError(*lines)
+    processes.check_count(args.nproc_per_node)
+    if args.plot:
+        from jaxdp.comparison.plot import check_plot
+
+        check_plot()
+
+
+def _compare(args: argparse.Namespace) -> int:
+    # JAX starts here, after every mistake that can be found without it
+    from jaxdp.comparison.session import compare_and_tell, draw
+
+    if args.draw:
+        return draw(args)
+    return compare_and_tell(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

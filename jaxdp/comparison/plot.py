@@ -1,0 +1,71 @@
+"""A comparison as a picture: time over size, both logarithmic."""
+
+from typing import Any
+
+from jaxdp.comparison.run import Comparison
+from jaxdp.comparison.text import best_per_size, crossovers, facts_line
+from jaxdp.errors import StorageError, UserError
+
+
+def check_plot() -> None:
+    """Raises UserError if there is nothing to plot with."""
+    try:
+        import matplotlib  # noqa: F401  # an extra, and slow to import
+    except ImportError:
+        raise UserError(
+            "--plot: matplotlib is not installed; pip install 'jaxdp-trainer[notebooks]'"
+        ) from None
+
+
+def write_plot(comparison: Comparison, path: str) -> None:
+    """Times over sizes: measured points, the model's lines, crossovers.  Raises StorageError."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    axes: Any = figure.subplots()
+    markers = "osD^v<>Px*+"
+    for number, name in enumerate(dict.fromkeys(row["algorithm"] for row in comparison.rows)):
+        rows = [row for row in comparison.rows if row["algorithm"] == name]
+        sizes = [row["bytes"] for row in rows]
+        color = f"C{number % 10}"
+        axes.plot(
+            sizes,
+            [row["time_us"] for row in rows],
+            markers[number % len(markers)] + "-",
+            color=color,
+            label=name,
+            lw=1,
+        )
+        predicted = [row["predicted_us"] for row in rows]
+        if all(predicted):
+            axes.plot(sizes, predicted, ":", color=color, lw=1.2)
+    for one, other in crossovers(comparison.rows):
+        x = (one["bytes"] * other["bytes"]) ** 0.5
+        axes.axvline(x, color="gray", lw=0.8, ls="--")
+        axes.annotate(
+            f"{one['algorithm']} | {other['algorithm']}",
+            (x, 0.99),
+            xycoords=("data", "axes fraction"),
+            rotation=90,
+            va="top",
+            ha="right",
+            fontsize=7,
+            color="gray",
+        )
+    best = best_per_size(comparison.rows)
+    axes.plot(
+        [row["bytes"] for row in best.values()],
+        [row["time_us"] for row in best.values()],
+        "k",
+        lw=4,
+        alpha=0.12,
+    )
+    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="time, µs (median)")
+    what = f"{comparison.rows[0]['op']}: points measured, dotted predicted"
+    axes.set_title(f"{what}\n{facts_line(comparison.facts)}", fontsize=8)
+    axes.legend(fontsize=8)
+    axes.grid(True, which="both", lw=0.3)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{path}: cannot be written: {error}") from error

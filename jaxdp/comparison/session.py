@@ -1,0 +1,115 @@
+"""One run of the program: devices, sweep, table, files."""
+
+import argparse
+import sys
+from collections.abc import Callable
+
+import jax
+
+from jaxdp.collectives import algorithms_for, make_schedule, tuning
+from jaxdp.comparison import files, processes, text
+from jaxdp.comparison.payload import gradient_buckets
+from jaxdp.comparison.run import Comparison, check_algorithms, run_compare
+from jaxdp.errors import Exit, UserError
+from jaxdp.mesh import use_devices
+from jaxdp.types import Device
+
+_CPU_DEVICES = 4  # emulated where nothing is said and there is only the CPU
+
+
+def compare_and_tell(args: argparse.Namespace) -> int:
+    """Compares as the command line says; returns the exit code."""
+    names = _names(args)
+    buckets = None
+    if args.model:
+        buckets = gradient_buckets(args.model, _sizes(args), args.dtype)
+    devices = _devices(args)
+    check_algorithms(args.op, names, len(devices))
+    first = jax.process_index() == 0
+    say: Callable[[str], None] = print if first else lambda text: None
+    say(text.COLUMNS)
+    comparison = run_compare(
+        devices,
+        op=args.op,
+        algorithms=names,
+        dtype=args.dtype,
+        redop=args.redop,
+        sizes=_sizes(args),
+        buckets=buckets,
+        iters=args.iters,
+        warmup=args.warmup,
+        latency=args.latency,
+        seed=args.seed,
+        progress=_progress if first and sys.stderr.isatty() else lambda text: None,
+        on_row=lambda row: say(text.line(row)),
+    )
+    say(text.UNITS)
+    say(text.facts_line(comparison.facts))
+    for line in text.footer(comparison):
+        say(line)
+    if first:
+        _write(comparison, args, len(devices))
+    return Exit.FAULT_FOUND if comparison.wrong else Exit.DONE
+
+
+def _write(comparison: Comparison, args: argparse.Namespace, n: int) -> None:
+    if args.json:
+        files.write_json(comparison, args.json)
+    if args.csv:
+        files.write_csv(comparison, args.csv)
+    if args.plot:
+        from jaxdp.comparison.plot import write_plot  # matplotlib is an extra
+
+        write_plot(comparison, args.plot)
+    if args.tune:
+        print(f"tuned: {tuning.save(comparison.rows, n, args.tune_file)}")
+
+
+def _devices(args: argparse.Namespace) -> list[Device]:
+    if processes.rank() is None:
+        return use_devices(args.devices or "auto", cpu_default=_CPU_DEVICES)
+    each = (args.devices or args.nproc_per_node) // args.nproc_per_node
+    jax.config.update("jax_num_cpu_devices", each)
+    processes.join()
+    return jax.devices()
+
+
+def _names(args: argparse.Namespace) -> list[str] | None:
+    if args.algorithms in (None, "all"):
+        return None
+    return [name.strip() for name in args.algorithms.split(",") if name.strip()]
+
+
+def _sizes(args: argparse.Namespace) -> list[int]:
+    sizes = [args.min_bytes]
+    while sizes[-1] * args.factor <= args.max_bytes:
+        sizes.append(sizes[-1] * args.factor)
+    return sizes
+
+
+def _progress(what: str) -> None:
+    sys.stderr.write(f"\r\x1b[K{what} ...\r")
+    sys.stderr.flush()
+
+
+def draw(args: argparse.Namespace) -> int:
+    """Prints the rounds of an algorithm."""
+    n = args.devices or _CPU_DEVICES
+    known = algorithms_for(args.op, scheduled=True)
+    if args.draw not in known:
+        raise UserError(
+            f"--draw: {args.draw} has no schedule for {args.op}; expected one of {', '.join(known)}"
+        )
+    schedule = make_schedule(args.draw, args.op, n)
+    print(
+        f"{args.draw} {args.op}: {n} ranks, {schedule.chunks} chunks, {len(schedule.rounds)} rounds"
+    )
+    print("a>b c3+ : rank a sends chunk 3 to rank b, which adds it; = : which keeps it")
+    for number, transfers in enumerate(schedule.rounds, 1):
+        words = [
+            f"{a}>{b} {','.join(f'c{c}' for c in sent)}{'+' if transfer.reduce else '='}"
+            for transfer in transfers
+            for (a, b), sent in zip(transfer.pairs, transfer.chunks, strict=True)
+        ]
+        print(f"round {number:>3}  {'   '.join(words)}")
+    return Exit.DONE
