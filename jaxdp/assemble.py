@@ -17,7 +17,7 @@ from jaxdp.optim import build_optimizer, build_schedule
 from jaxdp.state import TrainState
 from jaxdp.step import TrainStep, make_train_step
 from jaxdp.sync import all_reduce_sync
-from jaxdp.types import Device, LossFn, Model
+from jaxdp.types import Device, LossFn, Model, PyTree
 
 _INIT_FOLD = 2**32 - 1  # training folds in the number of the step, which stays below
 _SCHEDULE = ("schedule", "learning_rate", "steps", "warmup_steps", "end_fraction")
@@ -63,6 +63,11 @@ def make_model(config: Config, dataset: Dataset) -> Model:
     """The model of a configuration, sized for its data; allocates nothing."""
     options = config.model.model_dump()
     return build_model(shape=dataset.shape, num_classes=dataset.num_classes, **options)
+
+
+def param_shapes(config: Config, dataset: Dataset) -> PyTree:
+    """Shapes and dtypes of the parameters; starts no device, which `emulate` may still have to."""
+    return jax.eval_shape(lambda: make_model(config, dataset).init(jax.random.key(0)))[0]
 
 
 def assemble(

@@ -11,7 +11,7 @@ import numpy as np
 
 import jaxdp
 from jaxdp import hlo
-from jaxdp.assemble import Job, assemble, load_data, make_model
+from jaxdp.assemble import Job, assemble, load_data, param_shapes
 from jaxdp.checkpoints import Checkpoints
 from jaxdp.collectives.tuning import Choice, choose
 from jaxdp.comparison import fastest
@@ -163,8 +163,7 @@ def _choose_algorithm(config: Config, dataset: Dataset, devices: list[Device]) -
     """The algorithm of the configuration, or what `auto` comes to."""
     if config.sync.algorithm != "auto":
         return Choice(config.sync.algorithm, "one reduction per step")
-    model = make_model(config, dataset)
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    params = param_shapes(config, dataset)
     if config.sync.tune == "file":
         return choose(count_bytes(params), len(devices), config.sync.tune_file)
     return fastest(devices, count_bytes(params))

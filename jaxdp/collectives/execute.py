@@ -5,6 +5,7 @@ a round, which the ring's labelling achieves, reads and writes are static: nothi
 what travels, and the data once at each end.  Elsewhere a rank selects among the slots in question.
 """
 
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -43,7 +44,7 @@ def execute(schedule: Schedule, x: jax.Array, axis_name: str, op: Op) -> jax.Arr
     # integers are added alike everywhere
     fence = _fence if plan.fenced and jnp.issubdtype(x.dtype, jnp.floating) else lambda value: value
     rank = lax.axis_index(axis_name)
-    held = _enter(schedule, x.reshape(-1), rank, op)
+    held = _enter(schedule, _pad(schedule, x, op), rank)
     for steps in plan.rounds:
         arrivals = [_send(step, held, rank, axis_name) for step in steps]
         for step, arrived in zip(steps, arrivals, strict=True):
@@ -52,7 +53,8 @@ def execute(schedule: Schedule, x: jax.Array, axis_name: str, op: Op) -> jax.Arr
                 both = zip(own, arrived, strict=True)
                 arrived = [op.combine(fence(a), fence(b)) for a, b in both]
             held = _write(held, arrived, step, rank)
-    return _leave(schedule, held, rank)[: int(np.prod(shape))].reshape(shape)
+    parts = _leave(schedule, held, rank).reshape(schedule.parts[1], -1)
+    return parts[:, : math.prod(shape) // len(parts)].reshape(shape)
 
 
 class _Step(NamedTuple):
@@ -113,7 +115,17 @@ def _result_shape(schedule: Schedule, shape: tuple[int, ...]) -> tuple[int, ...]
     return shape
 
 
-def _enter(schedule: Schedule, flat: jax.Array, rank: jax.Array, op: Op) -> Held:
+def _pad(schedule: Schedule, x: jax.Array, op: Op) -> jax.Array:
+    """The array as a vector whose parts consist of whole chunks; the padding changes nothing."""
+    parts = x.reshape(schedule.parts[0], -1)
+    padding = -parts.shape[1] % schedule.grain
+    if padding:
+        value = jnp.asarray(op.identity(x.dtype), x.dtype)
+        parts = jnp.pad(parts, ((0, 0), (0, padding)), constant_values=value)
+    return parts.reshape(-1)
+
+
+def _enter(schedule: Schedule, flat: jax.Array, rank: jax.Array) -> Held:
     """Cuts the vector into chunks, each at its slot of this rank."""
     slot = np.array(schedule.slot)
     if schedule.result == "all_gather":
@@ -123,9 +135,6 @@ def _enter(schedule: Schedule, flat: jax.Array, rank: jax.Array, op: Op) -> Held
         everyone = np.ones(schedule.n, bool)
         blank: Held = [jnp.zeros_like(pieces[0])] * schedule.chunks
         return _write(blank, pieces, _Step((), own, own, everyone, reduce=False), rank)
-    padding = -flat.size % schedule.chunks
-    if padding:
-        flat = jnp.pad(flat, (0, padding), constant_values=op.identity(flat.dtype))
     length = flat.size // schedule.chunks
     if _uniform(slot):
         return [lax.slice_in_dim(flat, c * length, (c + 1) * length) for c in np.argsort(slot[0])]

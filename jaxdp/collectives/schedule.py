@@ -59,6 +59,19 @@ class Schedule:
     result: Result
     root: int = 0
 
+    @property
+    def parts(self) -> tuple[int, int]:
+        """Into how many parts, one per rank, a rank's input and its result are divided."""
+        return (
+            self.n if self.result == "reduce_scatter" else 1,
+            self.n if self.result == "all_gather" else 1,
+        )
+
+    @property
+    def grain(self) -> int:
+        """Chunks per part: every part is padded to a multiple of it."""
+        return self.chunks // (self.parts[0] * self.parts[1])
+
     def owned(self, rank: int) -> range:
         """The chunks that `rank` owns before an all-gather and after a reduce-scatter."""
         k = self.chunks // self.n

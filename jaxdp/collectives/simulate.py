@@ -43,22 +43,21 @@ def trace(
 
 
 def _split(schedule: Schedule, rank: int, x: np.ndarray, op: str) -> list[np.ndarray]:
-    if schedule.result == "all_gather":
-        own = np.split(x.reshape(-1), len(schedule.owned(rank)))
-        blank = [np.zeros_like(own[0])] * schedule.chunks
-        return [
-            own[c - schedule.owned(rank)[0]] if c in schedule.owned(rank) else blank[c]
-            for c in range(schedule.chunks)
-        ]
-    padding = np.full(-x.size % schedule.chunks, get_op(op).identity(x.dtype), x.dtype)
-    return np.split(np.concatenate([x.reshape(-1), padding]), schedule.chunks)
+    parts = x.reshape(schedule.parts[0], x.size // schedule.parts[0])
+    padding = -parts.shape[1] % schedule.grain
+    parts = np.pad(parts, ((0, 0), (0, padding)), constant_values=get_op(op).identity(x.dtype))
+    if schedule.result != "all_gather":
+        return np.split(parts.reshape(-1), schedule.chunks)
+    own = np.split(parts.reshape(-1), schedule.grain)
+    first = schedule.owned(rank)[0]
+    blank = np.zeros_like(own[0])
+    return [own[c - first] if c in schedule.owned(rank) else blank for c in range(schedule.chunks)]
 
 
 def _join(schedule: Schedule, rank: int, chunks: list[np.ndarray], x: np.ndarray) -> np.ndarray:
     if schedule.result == "reduce_scatter":
-        mine = np.concatenate([chunks[c] for c in schedule.owned(rank)])
-        return mine.reshape(x.shape[0] // schedule.n, *x.shape[1:])
-    flat = np.concatenate(chunks)
-    if schedule.result == "all_gather":
-        return flat.reshape(x.shape[0] * schedule.n, *x.shape[1:])
-    return flat[: x.size].reshape(x.shape)
+        chunks = [chunks[c] for c in schedule.owned(rank)]
+    given, made = schedule.parts
+    parts = np.concatenate(chunks).reshape(made, -1)[:, : x.size // given]
+    rows = x.shape[0] * made // given if x.ndim else 1
+    return parts.reshape((rows, *x.shape[1:]) if x.ndim else ())

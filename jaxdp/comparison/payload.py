@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxdp.assemble import load_data, make_model
+from jaxdp.assemble import load_data, param_shapes
 from jaxdp.comparison.cases import DTYPES
 from jaxdp.config import load_config
 
@@ -21,8 +21,7 @@ def gradient_buckets(config_path: str, caps: Sequence[int], dtype: str) -> list[
       UserError: the configuration or its data cannot be used.
     """
     config = load_config(config_path)
-    model = make_model(config, load_data(config))
-    params, _ = jax.eval_shape(model.init, jax.random.key(0))
+    params = param_shapes(config, load_data(config))
     sizes = [leaf.size for leaf in jax.tree.leaves(params)]
     found = [pack(sizes, cap // DTYPES[dtype].itemsize) for cap in caps]
     return list(dict.fromkeys(found))  # caps beyond the model's size give the same single bucket

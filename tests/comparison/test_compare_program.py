@@ -1,0 +1,84 @@
+"""`python -m jaxdp.compare` in processes of its own."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def compare(*argv, **environment):
+    run = subprocess.run(
+        [sys.executable, "-m", "jaxdp.compare", *map(str, argv)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return run.returncode, run.stdout, run.stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "lines"),
+    [
+        (["--algorithms", "rng,ring"], ["algorithms: rng is not known for all_reduce; expected some of"]),
+        (["--min-bytes", "1M", "--max-bytes", "1K"], ["--max-bytes: 1024 is less than --min-bytes 1048576"]),
+        (["--nproc", "1000"], ["--nproc-per-node: 1000 processes on"]),
+        (["--devices", "0", "--iters", "0"], ["--devices: 0; expected", "--iters: 0; expected"]),
+        (["--min-bytes", "few"], ["argument --min-bytes: invalid number of bytes value: 'few'; see"]),
+        (["--size", "3"], ["unrecognized arguments: --size 3; see python -m jaxdp.compare --help"]),
+        (["--tune-file", "x"], ["--tune-file: has no effect without --tune"]),
+        (["--json", "/no/such/f.json"], ["--json: there is no folder /no/such"]),
+        (["--draw", "psum"], ["--draw: psum has no schedule for all_reduce; expected one of ring"]),
+        (["--devices", "3", "--nproc", "2"], ["--devices: 3 cannot be spread over 2 processes"]),
+        (["--model", "no.yaml"], ["no.yaml: no such file"]),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_and_exit_code_2(argv, lines):
+    code, out, err = compare(*argv)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == len(lines)
+    assert all(line.startswith(start) for line, start in zip(err.splitlines(), lines, strict=True))
+
+
+def test_one_process(tmp_path):
+    code, out, err = compare(
+        "--devices", 3, "--algorithms", "psum,ring,tree", "--max-bytes", "4K", "--iters", 2,
+        "--json", tmp_path / "c.json", "--plot", tmp_path / "c.png",
+    )  # fmt: skip
+    assert (code, err) == (0, "")
+    assert "3 emulated devices in one process: shared memory, not a network" in out
+    assert "out of bounds values: 0 OK" in out
+    assert len(json.loads((tmp_path / "c.json").read_text())["rows"]) == 6
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_two_processes_tune_and_auto_finds_it(tmp_path):
+    argv = ("--nproc", 2, "--max-bytes", "1K", "--iters", 2)
+    code, out, _ = compare(
+        *argv, "--tune", "--tune-file", tmp_path / "t.json", "--csv", tmp_path / "c.csv"
+    )
+    assert code == 0
+    assert "2 processes on one machine over loopback (Gloo)" in out
+    assert "Gloo]" not in out  # its greetings do not belong into a table
+    [entry] = json.loads((tmp_path / "t.json").read_text())["entries"]
+    assert "2 process(es), 2 ranks" in entry
+    rows = (tmp_path / "c.csv").read_text().splitlines()
+    assert len(rows) > 8
+    assert all(row.split(",")[10] == "0" for row in rows[1:])
+
+
+def test_a_process_that_fails_ends_all_and_its_code_is_kept():
+    code, out, err = compare("--nproc", 2, "--algorithms", "hierarchical,rng")
+    assert code == 2
+    assert "rng is not known for all_reduce" in err
+    assert out == ""
+
+
+def test_draw():
+    code, out, _ = compare("--draw", "ring", "--devices", 3)
+    assert code == 0
+    assert out.splitlines()[0] == "ring all_reduce: 3 ranks, 3 chunks, 4 rounds"
+    assert out.splitlines()[2] == "round   1  0>1 c2+   1>2 c0+   2>0 c1+"
