@@ -116,7 +116,8 @@ _bytes.__name__ = "number of bytes"  # what argparse calls it in its message
 def _check(args: argparse.Namespace) -> None:
     """Mistakes that can be seen without JAX, a line each."""
     rules = {
-        f"--devices: {args.devices}; expected at least 1": (args.devices or 1) < 1,
+        f"--devices: {args.devices}; expected at least 1": args.devices is not None
+        and args.devices < 1,
         f"--factor: {args.factor}; expected at least 2": args.factor < 2,
         f"--iters: {args.iters}; expected at least 1": args.iters < 1,
         f"--warmup: {args.warmup}; expected 0 or more": args.warmup < 0,

@@ -45,7 +45,7 @@ def checked_loss(loss_fn: LossFn, compute_dtype: Any = None) -> LossFn:
 
 def _as_loss_out(result: Any, model_state: PyTree) -> LossOut:
     if isinstance(result, LossOut):
-        out = result
+        out = result if result.model_state is not None else result._replace(model_state=model_state)
     elif isinstance(result, tuple) and len(result) == 2:
         out = LossOut(*result, model_state=model_state)
     else:

@@ -57,12 +57,13 @@ class TrainStep:
         """
         return self.run(state, batch)
 
-    def init(self, params: PyTree, model_state: PyTree = ()) -> TrainState:
+    def init(self, params: PyTree, model_state: PyTree = None) -> TrainState:
         """The state before step 0, on every device.
 
         Args:
           params: floating arrays; copied, so that donating the state leaves the caller's alone.
-          model_state: floating arrays, averaged over devices by weight after every step.
+          model_state: floating arrays, averaged over devices by weight after every step; None
+            where the model has none.
 
         Raises:
           UserError: a leaf is not floating.
@@ -76,7 +77,7 @@ class TrainStep:
             skipped=zero,
             nonfinite=zero,
             params=params,
-            model_state=model_state,
+            model_state={} if model_state is None else model_state,
             opt_state=self.optimizer.init(params),
             sync_state=(),
         )
@@ -154,7 +155,7 @@ def make_train_step(
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params, step=state.step)
         new = state._replace(
             params=optax.apply_updates(state.params, updates),
-            model_state=model_state,
+            model_state={} if model_state is None else model_state,
             opt_state=opt_state,
             sync_state=sync_state,
         )

@@ -20,13 +20,13 @@ class LossOut(NamedTuple):
       sum: scalar float, the loss summed over examples (or tokens).
       weight: scalar float, how many examples (or tokens) that sum holds.
       metrics: name -> (sum, weight), each a scalar float, reported as sum / weight.
-      model_state: the new state of the model, such as batch statistics; `()` where there is none.
+      model_state: the new state of the model, such as batch statistics; None leaves it as it was.
     """
 
     sum: jax.Array
     weight: jax.Array
     metrics: Mapping[str, tuple[jax.Array, jax.Array]] = {}
-    model_state: PyTree = ()
+    model_state: PyTree = None
 
 
 # loss_fn(params, model_state, batch, keys) -> LossOut, or a plain (sum, weight).

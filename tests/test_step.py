@@ -11,6 +11,9 @@ from jaxdp.collectives import ALGORITHMS
 from jaxdp.errors import UserError
 
 BATCH, WIDTH, CLASSES = 96, 13, 5
+# the compiler's, one that computes once and copies, one that computes redundantly; all the others
+# are held to the same by their own tests, and here with one random number of devices
+CORE = ("psum", "ring", "recursive_doubling")
 
 
 def linear_loss(params, model_state, batch, keys):
@@ -75,8 +78,12 @@ def assert_replicas_equal(tree):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("n", [2, 3, 4, 8])
-def test_v1_two_gradients_and_their_mean(algorithm, n, mesh_of, rng):
+def test_v1_two_gradients_and_their_mean(algorithm, mesh_of, rng):
+    for n in (2, 3, 4, 8) if algorithm in CORE else (2, int(rng.integers(3, 10))):
+        check_mean(algorithm, n, mesh_of, rng)
+
+
+def check_mean(algorithm, n, mesh_of, rng):
     gradients = np.array([2, 4] if n == 2 else rng.integers(-9, 9, n), np.float32)
     state, [metrics] = train(
         mesh_of(n), [{"g": gradients}], {"w": np.float32(5)}, algorithm, linear_loss
@@ -89,7 +96,7 @@ def test_v1_two_gradients_and_their_mean(algorithm, n, mesh_of, rng):
 
 
 @pytest.mark.parametrize("microbatches", [1, 4])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", CORE)
 def test_law_1_twenty_steps_equal_one_device(algorithm, microbatches, mesh_of, rng):
     batches, params = [net_batch(rng) for _ in range(20)], net_params(rng)
     options = {"microbatches": microbatches, "clip_norm": 0.5}
@@ -105,7 +112,7 @@ def test_law_1_twenty_steps_equal_one_device(algorithm, microbatches, mesh_of, r
 
 
 @pytest.mark.parametrize("microbatches", [1, 4])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", CORE)
 def test_v2_law_1_in_x64(algorithm, microbatches, mesh_of, rng):
     with jax.enable_x64(True):
         batches = [net_batch(rng, np.float64) for _ in range(20)]
@@ -261,7 +268,7 @@ def test_model_state_is_the_weighted_mean(mesh_of):
 @pytest.mark.parametrize("microbatches", [1, 4])
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
 def test_law_3_one_reduction_per_step(n, microbatches, mesh_of, rng):
-    for algorithm in ALGORITHMS:
+    for algorithm in CORE:
         step = make_train_step(
             net_loss,
             optax.sgd(0.1),

@@ -26,7 +26,6 @@ from jaxdp.config.kinds import (
 MAX_SEED = 2**32 - 1
 
 Algorithm = Literal[
-    "auto",
     "psum",
     "ring",
     "bidirectional_ring",
@@ -38,6 +37,7 @@ Algorithm = Literal[
     "naive",
     "all_gather_sum",
     "psum_scatter_gather",
+    "auto",
 ]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 

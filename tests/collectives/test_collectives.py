@@ -225,4 +225,4 @@ def test_mistakes_are_one_line(on_ranks):
 
 
 def test_the_config_knows_the_table():
-    assert CONFIGURABLE == ("auto", *ALGORITHMS)
+    assert (*ALGORITHMS, "auto") == CONFIGURABLE

@@ -23,11 +23,11 @@ def compare(*argv, **environment):
 @pytest.mark.parametrize(
     ("argv", "lines"),
     [
-        (["--algorithms", "rng,ring"], ["algorithms: rng is not known for all_reduce; expected some of"]),
-        (["--min-bytes", "1M", "--max-bytes", "1K"], ["--max-bytes: 1024 is less than --min-bytes 1048576"]),
+        (["--algorithms", "rng,ring"], ["algorithms: rng is not known for all_reduce; expected"]),
+        (["--min-bytes", "1M", "--max-bytes", "1K"], ["--max-bytes: 1024 is less than"]),
         (["--nproc", "1000"], ["--nproc-per-node: 1000 processes on"]),
         (["--devices", "0", "--iters", "0"], ["--devices: 0; expected", "--iters: 0; expected"]),
-        (["--min-bytes", "few"], ["argument --min-bytes: invalid number of bytes value: 'few'; see"]),
+        (["--min-bytes", "few"], ["argument --min-bytes: invalid number of bytes value"]),
         (["--size", "3"], ["unrecognized arguments: --size 3; see python -m jaxdp.compare --help"]),
         (["--tune-file", "x"], ["--tune-file: has no effect without --tune"]),
         (["--json", "/no/such/f.json"], ["--json: there is no folder /no/such"]),

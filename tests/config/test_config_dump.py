@@ -47,6 +47,8 @@ optimizer:
   b2: 0.99
 sync:
   algorithm: psum
+  tune: file
+  tune_file: null
 checkpoint:
   every: 0
   keep: 3

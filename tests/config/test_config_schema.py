@@ -36,6 +36,8 @@ DEFAULTS = {
     "optimizer.b2": 0.999,
     "optimizer.eps": 1e-8,
     "sync.algorithm": "psum",
+    "sync.tune": "file",
+    "sync.tune_file": None,
     "checkpoint.every": 0,
     "checkpoint.keep": 3,
     "eval.every": 0,
