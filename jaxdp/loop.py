@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import jax
 
-from jaxdp.data import prefetch
+from jaxdp.data import Prefetch, prefetch
 from jaxdp.errors import NumericsError
 from jaxdp.state import TrainState
 from jaxdp.step import TrainStep
@@ -100,16 +100,17 @@ def fit(
     result = FitResult(state, first)
     if first >= steps:
         return result
-    meter = _Meter(log, steps)
+    started = time.perf_counter()
+    run = step.run.lower(state, step.place(batches.batch(first))).compile()
+    result.compiled, result.compile_s = run, time.perf_counter() - started
+    on_compiled(run, result.compile_s)
+    saved = None
     with prefetch(lambda t: step.place(batches.batch(t)), first, steps) as stream:
+        meter = _Meter(log, first, steps, stream)
         for t, batch in stream:
-            if result.compiled is None:
-                result.compiled, result.compile_s = _compile(step, result.state, batch)
-                on_compiled(result.compiled, result.compile_s)
-                meter.begin(first, stream)
             if should_stop():
                 break
-            result.state, metrics = result.compiled(result.state, batch)
+            result.state, metrics = run(result.state, batch)
             result.step = t + 1
             meter.dispatched(t + 1, metrics)
             if evaluate is not None and evaluate.due(t + 1, steps):
@@ -118,36 +119,27 @@ def fit(
             if save is not None and save.due(t + 1, steps):
                 with meter.paused():
                     save.do(t + 1, result.state)
+                saved = t + 1
         with meter.paused():
-            stopped_early = result.step < steps and result.step > first
-            if save is not None and stopped_early and not save.due(result.step, steps):
+            if save is not None and saved != result.step:
                 save.do(result.step, result.state)
     result.train_s = meter.seconds()
     return result
 
 
-def _compile(step: TrainStep, state: TrainState, batch: Batch) -> tuple[jax.stages.Compiled, float]:
-    started = time.perf_counter()
-    compiled = step.run.lower(state, batch).compile()
-    return compiled, time.perf_counter() - started
-
-
 class _Meter:
     """Bounds the steps in flight, fetches their metrics late, and knows the time spent in steps."""
 
-    def __init__(self, log: Every | None, last: int):
+    def __init__(self, log: Every | None, first: int, last: int, stream: Prefetch):
+        """Starts the clock; `stream.waited_s` is the time spent waiting for data."""
         self._log = log
         self._last = last
-        self._in_flight: deque[tuple[int, Mapping[str, Any]]] = deque()
-        self._seconds = 0.0  # of finished stretches
-        self._running_since: float | None = None
-
-    def begin(self, step: int, stream: Any) -> None:
-        """Starts the clock; `stream.waited_s` is the time spent waiting for data."""
         self._stream = stream
-        self._logged = (step, 0.0, stream.waited_s)
+        self._in_flight: deque[tuple[int, Mapping[str, Any]]] = deque()
+        self._logged = (first, 0.0, stream.waited_s)
         self._pace = {"step_time_s": 0.0, "data_wait": 0.0}
-        self._running_since = time.perf_counter()
+        self._seconds = 0.0  # of finished stretches
+        self._running_since: float | None = time.perf_counter()
 
     def seconds(self) -> float:
         """Seconds spent in steps so far."""

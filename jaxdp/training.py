@@ -125,6 +125,8 @@ def _fit(
         reporter.line(f"compiled in {seconds:.1f} s: a step runs {hlo.describe(found)}")
 
     try:
+        if int(state.step) >= config.steps:  # killed after the last save, before the summary
+            return FitResult(state, int(state.step), evaluation=evaluate(int(state.step), state))
         return fit(
             job.step,
             state,

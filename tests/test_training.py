@@ -72,7 +72,7 @@ def test_f4_the_resolved_config_reproduces_the_run(tmp_path):
     assert rows_of(tmp_path / "a") == rows_of(tmp_path / "b")
 
 
-@pytest.mark.parametrize("stop", [1, 7, 8, 13, 23])
+@pytest.mark.parametrize("stop", [0, 1, 8, 13, 23])
 def test_c1_stopped_and_resumed_is_the_straight_run_to_the_bit(stop, tmp_path):
     straight = run(tmp_path / "a", sync__algorithm="ring", microbatches=2)
     stops = iter([False] * stop + [True])
@@ -81,7 +81,9 @@ def test_c1_stopped_and_resumed_is_the_straight_run_to_the_bit(stop, tmp_path):
     )
     assert half["stopped"]
     assert half["steps"] == stop
-    rest = run(tmp_path / "b", sync__algorithm="ring", microbatches=2, resume=True)
+    again = {"sync__algorithm": "ring", "microbatches": 2, "resume": True}
+    assert run(tmp_path / "b", **again, should_stop=lambda: True)["steps"] == stop
+    rest = run(tmp_path / "b", **again)
     assert rest["params_digest"] == straight["params_digest"]
     assert rest["eval"] == straight["eval"]
     assert rows_of(tmp_path / "b") == rows_of(tmp_path / "a")  # l3: one row per step
@@ -116,6 +118,14 @@ def test_a_complete_run_has_nothing_to_do_until_it_is_made_longer(tmp_path):
     assert longer["steps"] == 30
     straight = run(tmp_path / "b", steps=30)
     assert longer["params_digest"] == straight["params_digest"]
+
+
+def test_c5_killed_before_the_summary_it_is_written_by_the_next_start(tmp_path):
+    first = run(tmp_path / "a")
+    (tmp_path / "a" / "summary.json").unlink()
+    again = run(tmp_path / "a", resume="auto")
+    assert again["eval"] == first["eval"]
+    assert again["params_digest"] == first["params_digest"]
 
 
 def test_a_run_that_exists_is_refused_and_left_alone(tmp_path):

@@ -55,6 +55,8 @@ class Checkpoints:
         Raises:
           StorageError: this save, or an earlier one in the background, failed.
         """
+        if step in self._manager.all_steps():
+            return  # resumed there and stopped before the next step
         # a copy, since Orbax may read CPU buffers in place while the next step reuses them
         copy = _copy(state._asdict())
         args = {STATE: ocp.args.StandardSave(copy), META: ocp.args.JsonSave(meta or {})}
