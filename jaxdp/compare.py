@@ -3,12 +3,11 @@
 import argparse
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
 from jaxdp.comparison import processes
-from jaxdp.errors import Exit, JaxdpError, UserError
+from jaxdp.errors import UserError, exit_code
 
 PROG = "python -m jaxdp.compare"
 MODULE = "jaxdp.compare"
@@ -16,26 +15,15 @@ MODULE = "jaxdp.compare"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns its exit code."""
-    argv = sys.argv[1:] if argv is None else argv
-    try:
-        args = _parser().parse_args(argv)
-        _check(args)
-        if args.nproc_per_node > 1 and processes.rank() is None:
-            return processes.run_processes(MODULE, argv, args.nproc_per_node)
-        return _compare(args)
-    except UserError as error:
-        for line in error.lines:
-            print(line, file=sys.stderr)
-        return error.code
-    except JaxdpError as error:
-        print(error, file=sys.stderr)
-        return error.code
-    except KeyboardInterrupt:
-        return 130
-    except Exception:
-        traceback.print_exc()
-        print("this is a bug of jaxdp; please report it with the lines above", file=sys.stderr)
-        return Exit.BUG
+    return exit_code(lambda: _main(sys.argv[1:] if argv is None else argv))
+
+
+def _main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    _check(args)
+    if args.nproc_per_node > 1 and processes.rank() is None:
+        return processes.run_processes(MODULE, argv, args.nproc_per_node)
+    return _compare(args)
 
 
 class _Parser(argparse.ArgumentParser):

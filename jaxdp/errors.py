@@ -4,6 +4,10 @@ A mistake of the user is one line: what was given, what was expected, what to do
 only ever shown for a fault of ours.
 """
 
+import signal
+import sys
+import traceback
+from collections.abc import Callable
 from enum import IntEnum
 
 
@@ -46,3 +50,19 @@ class StorageError(JaxdpError):
     """A disk is full, a file is damaged, a folder cannot be written."""
 
     code = Exit.STORAGE
+
+
+def exit_code(program: Callable[[], int]) -> int:
+    """Runs a program; every way in which it may end becomes words on stderr and an exit code."""
+    try:
+        return program()
+    except JaxdpError as error:
+        print(error, file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
+    except Exception:
+        traceback.print_exc()
+        print("this is a bug of jaxdp; please report it with the lines above", file=sys.stderr)
+        return Exit.BUG

@@ -3,46 +3,34 @@
 import logging
 import signal
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from jaxdp.config import Config, help_text, load_config, parse_args, to_yaml
-from jaxdp.errors import Exit, JaxdpError, UserError
+from jaxdp.errors import Exit, exit_code
 
 PROG = "python -m jaxdp.train"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns its exit code."""
-    try:
-        args = parse_args(sys.argv[1:] if argv is None else argv, PROG)
-        if args.help:
-            print(help_text(prog=PROG))
-            return Exit.DONE
-        config = load_config(args.config_path, args.overrides)
-        if config.out is None:
-            name = Path(args.config_path).stem if args.config_path else "default"
-            config = config.model_copy(update={"out": f"runs/{name}"})
-        if args.print_config:
-            print(to_yaml(config), end="")
-            return Exit.DONE
-        return _train(config)
-    except UserError as error:
-        for line in error.lines:
-            print(line, file=sys.stderr)
-        return error.code
-    except JaxdpError as error:
-        print(error, file=sys.stderr)
-        return error.code
-    except KeyboardInterrupt:
-        print("interrupted again: left without saving", file=sys.stderr)
-        return 128 + signal.SIGINT
-    except Exception:
-        traceback.print_exc()
-        print("this is a bug of jaxdp; please report it with the lines above", file=sys.stderr)
-        return Exit.BUG
+    return exit_code(lambda: _main(sys.argv[1:] if argv is None else argv))
+
+
+def _main(argv: Sequence[str]) -> int:
+    args = parse_args(argv, PROG)
+    if args.help:
+        print(help_text(prog=PROG))
+        return Exit.DONE
+    config = load_config(args.config_path, args.overrides)
+    if config.out is None:
+        name = Path(args.config_path).stem if args.config_path else "default"
+        config = config.model_copy(update={"out": f"runs/{name}"})
+    if args.print_config:
+        print(to_yaml(config), end="")
+        return Exit.DONE
+    return _train(config)
 
 
 def _train(config: Config) -> int:

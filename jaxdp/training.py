@@ -76,9 +76,9 @@ def run_training(
             state, _, lines = checkpoints.restore(state)
             for line in lines:
                 reporter.line(f"warning: {line}")
-        if int(state.step) >= config.steps and (out / "summary.json").exists():
+        if (summary := _complete(out, int(state.step), config.steps)) is not None:
             reporter.line(f"nothing to do: the run in {out} is complete")
-            return json.loads((out / "summary.json").read_text())
+            return summary
         write_atomically(out / "config.yaml", to_yaml(config.model_copy(update={"out": str(out)})))
         write_json(out / "environment.json", environment(devices))
         for line in _introduction(config, job, state, devices, choice):
@@ -88,6 +88,15 @@ def run_training(
     summary = _summary(choice, job, result, config.steps)
     write_json(out / "summary.json", summary)
     return summary
+
+
+def _complete(out: Path, step: int, steps: int) -> dict[str, Any] | None:
+    """The summary of a run that has nothing left to do; None if there is something."""
+    path = out / "summary.json"
+    if step < steps or not path.exists():
+        return None
+    summary = json.loads(path.read_text())
+    return summary if summary["steps"] == step and not summary["stopped"] else None
 
 
 def _fit(

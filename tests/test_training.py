@@ -120,6 +120,13 @@ def test_a_complete_run_has_nothing_to_do_until_it_is_made_longer(tmp_path):
     assert longer["params_digest"] == straight["params_digest"]
 
 
+def test_stopped_and_then_made_shorter_is_complete(tmp_path):
+    stops = iter([False] * 7 + [True])
+    run(tmp_path / "a", should_stop=lambda: next(stops))
+    assert run(tmp_path / "a", resume=True, steps=7) == run(tmp_path / "a", resume=True, steps=7)
+    assert not run(tmp_path / "a", resume=True, steps=7)["stopped"]
+
+
 def test_c5_killed_before_the_summary_it_is_written_by_the_next_start(tmp_path):
     first = run(tmp_path / "a")
     (tmp_path / "a" / "summary.json").unlink()
