@@ -16,6 +16,7 @@ _HOMES = {
     "all_gather": "jaxdp.collectives",
     "all_reduce": "jaxdp.collectives",
     "all_reduce_sync": "jaxdp.sync",
+    "broadcast": "jaxdp.collectives",
     "data_mesh": "jaxdp.mesh",
     "emulate": "jaxdp.mesh",
     "evaluate": "jaxdp.evaluation",
@@ -36,6 +37,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_reduce_sync",
+    "broadcast",
     "data_mesh",
     "emulate",
     "evaluate",
@@ -50,7 +52,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from jaxdp.collectives import all_gather, all_reduce, reduce_scatter
+    from jaxdp.collectives import all_gather, all_reduce, broadcast, reduce_scatter
     from jaxdp.comparison import run_compare
     from jaxdp.config import load_config
     from jaxdp.evaluation import evaluate, make_eval_step

@@ -22,6 +22,7 @@ def _main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     _check(args)
     if args.nproc_per_node > 1 and processes.rank() is None:
+        _check_algorithms(args)
         return processes.run_processes(MODULE, argv, args.nproc_per_node)
     return _compare(args)
 
@@ -37,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog=PROG,
         description="Checks and times collectives side by side, with nccl-tests' conventions.",
-        epilog="Exit codes: 0 all right, 2 a mistake in the command, 3 something was wrong.",
+        epilog="Exit codes: 0 all right, 2 a mistake in the command, 3 wrong results, 5 storage.",
         allow_abbrev=False,
     )
     add = parser.add_argument
@@ -51,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         "--nproc",
         type=int,
         default=1,
-        help="processes to start on this machine, joined over loopback",
+        help="CPU processes to start here, joined over loopback",
     )
     add(
         "--op",
@@ -93,7 +94,7 @@ def _bytes(text: str) -> int:
     scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
     number, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in scale else (text, "")
     value = float(number) * scale.get(unit, 1)
-    if value != int(value):
+    if not value.is_integer():
         raise ValueError(text)
     return int(value)
 
@@ -115,6 +116,22 @@ def _check(args: argparse.Namespace) -> None:
         "--tune: only all_reduce with float32 and sum is tuned; leave --op, --dtype, --redop and "
         "--model out": args.tune
         and (args.op, args.dtype, args.redop, args.model) != ("all_reduce", "float32", "sum", None),
+        f"--seed: {args.seed}; expected 0 or more": args.seed < 0,
+        "--algorithms: no name was given": args.algorithms is not None
+        and not args.algorithms.replace(",", "").strip(),
+        "--tune: psum must be among --algorithms, since auto falls back to it": args.tune
+        and args.algorithms is not None
+        and "psum" not in args.algorithms.split(",")
+        and args.algorithms != "all",
+        f"--redop: {args.redop} has no effect on {args.op}": args.redop != "sum"
+        and args.op not in ("all_reduce", "reduce_scatter"),
+        "--model: only all_reduce sends a model's gradients; leave --op out": bool(args.model)
+        and args.op != "all_reduce",
+        "--draw: prints rounds and measures nothing; leave the other options out": (
+            bool(args.draw)
+            and any((args.json, args.csv, args.plot, args.tune, args.model, args.algorithms))
+        )
+        or (bool(args.draw) and args.nproc_per_node != 1),
         "--tune-file: has no effect without --tune": bool(args.tune_file) and not args.tune,
         f"--devices: {args.devices} cannot be spread over {args.nproc_per_node} processes": bool(
             args.devices
@@ -133,6 +150,14 @@ def _check(args: argparse.Namespace) -> None:
         from jaxdp.comparison.plot import check_plot
 
         check_plot()
+
+
+def _check_algorithms(args: argparse.Namespace) -> None:
+    """Mistakes that every process would report: found once, before they are started."""
+    from jaxdp.comparison.run import check_algorithms
+    from jaxdp.comparison.session import names
+
+    check_algorithms(args.op, names(args), args.devices or args.nproc_per_node)
 
 
 def _compare(args: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ A mistake of the user is one line: what was given, what was expected, what to do
 only ever shown for a fault of ours.
 """
 
+import os
 import signal
 import sys
 import traceback
@@ -51,6 +52,9 @@ class StorageError(JaxdpError):
 
     code = Exit.STORAGE
 
+    def __init__(self, *lines: str):
+        super().__init__("\n".join(lines))
+
 
 def exit_code(program: Callable[[], int]) -> int:
     """Runs a program; every way in which it may end becomes words on stderr and an exit code."""
@@ -59,6 +63,9 @@ def exit_code(program: Callable[[], int]) -> int:
     except JaxdpError as error:
         print(error, file=sys.stderr)
         return error.code
+    except BrokenPipeError:  # the reader left: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 128 + signal.SIGPIPE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT

@@ -9,7 +9,10 @@ KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([\w\-]+)\(")
-_CALLED = re.compile(r"(?:body|condition|calls|to_apply|called_computations)=\{?%?([\w.\-]+)")
+_CALLED = re.compile(
+    r"(?:body|condition|calls|to_apply|(?:called|branch|true|false)_computations?)="
+    r"(\{[^}]*\}|%?[\w.\-]+)"
+)
 _SHAPE = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")
 _PAIRS = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 
@@ -96,15 +99,20 @@ def _in_loops(computations: dict[str, list[str]]) -> set[str]:
         for lines in computations.values()
         for line in lines
         if " while(" in line
-        for called in _CALLED.findall(line)
+        for called in _called(line)
     }
     todo = list(reached)
     while todo:
         for line in computations.get(todo.pop(), ()):
-            new = set(_CALLED.findall(line)) - reached
+            new = _called(line) - reached
             reached |= new
             todo += new
     return reached
+
+
+def _called(line: str) -> set[str]:
+    """Names of the computations that an instruction calls."""
+    return {name for group in _CALLED.findall(line) for name in re.findall(r"[\w.\-]+", group)}
 
 
 _ITEM_BYTES = {"pred": 1, "bf16": 2}

@@ -106,7 +106,7 @@ def fit(
     on_compiled(run, result.compile_s)
     saved = None
     with prefetch(lambda t: step.place(batches.batch(t)), first, steps) as stream:
-        meter = _Meter(log, first, steps, stream)
+        meter = _Meter(log, first, steps, stream, int(state.nonfinite))
         for t, batch in stream:
             if should_stop():
                 break
@@ -118,6 +118,7 @@ def fit(
                     result.evaluation = evaluate.do(t + 1, result.state)
             if save is not None and save.due(t + 1, steps):
                 with meter.paused():
+                    meter.refuse_nonfinite(int(result.state.nonfinite), t + 1)
                     save.do(t + 1, result.state)
                 saved = t + 1
         with meter.paused():
@@ -130,14 +131,15 @@ def fit(
 class _Meter:
     """Bounds the steps in flight, fetches their metrics late, and knows the time spent in steps."""
 
-    def __init__(self, log: Every | None, first: int, last: int, stream: Prefetch):
-        """Starts the clock; `stream.waited_s` is the time spent waiting for data."""
+    def __init__(self, log: Every | None, first: int, last: int, stream: Prefetch, nonfinite: int):
+        """Starts the clock; `nonfinite` steps were found, and forgiven, before `first`."""
         self._log = log
         self._last = last
         self._stream = stream
         self._in_flight: deque[tuple[int, Mapping[str, Any]]] = deque()
         self._logged = (first, 0.0, stream.waited_s)
         self._pace = {"step_time_s": 0.0, "data_wait": 0.0}
+        self._nonfinite = nonfinite
         self._seconds = 0.0  # of finished stretches
         self._running_since: float | None = time.perf_counter()
 
@@ -170,20 +172,24 @@ class _Meter:
         # steps that are finished by now, not only the one whose metrics are told
         finished = step + sum(m["loss"].is_ready() for _, m in self._in_flight)
         self._measure(finished, self.seconds(), self._stream.waited_s)
-        self._log.do(step, row | self._pace | {"elapsed_s": self._logged[1]})
-        if row["nonfinite"]:
+        self._log.do(step, row | self._pace | {"elapsed_s": self.seconds()})
+        self.refuse_nonfinite(int(row["nonfinite"]), step)
+
+    def refuse_nonfinite(self, count: int, step: int) -> None:
+        """Raises NumericsError if steps were not finite, so that none is saved over a good one."""
+        if count > self._nonfinite:
             raise NumericsError(
-                f"a loss or gradient was not finite in {row['nonfinite']:.0f} step(s) up to step "
-                f"{step}; the parameters were left as they were: lower the learning rate, set "
-                "optimizer.clip_norm, or look for bad input"
+                f"a loss or gradient was not finite in {count - self._nonfinite} step(s) up to "
+                f"step {step}; those steps changed no parameter: look for bad input, or start a "
+                "new run with a lower learning rate or with optimizer.clip_norm"
             )
 
     def _measure(self, finished: int, seconds: float, waited: float) -> None:
         """The pace since it was measured last; unchanged where no step has finished since."""
         finished_before, seconds_before, waited_before = self._logged
-        self._logged = (finished, seconds, waited)
         elapsed = seconds - seconds_before
         if finished > finished_before and elapsed > 0:
+            self._logged = (finished, seconds, waited)
             self._pace = {
                 "step_time_s": elapsed / (finished - finished_before),
                 "data_wait": (waited - waited_before) / elapsed,

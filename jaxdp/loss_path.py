@@ -24,6 +24,9 @@ _COLLECTIVES = (
 )
 
 
+_RESERVED = {"loss", "weight", "grad_norm", "skipped", "nonfinite", "learning_rate"}
+
+
 def checked_loss(loss_fn: LossFn, compute_dtype: Any = None) -> LossFn:
     """`loss_fn` with its result as a `LossOut` and its parameters in the compute dtype.
 
@@ -53,12 +56,17 @@ def _as_loss_out(result: Any, model_state: PyTree) -> LossOut:
             f"the loss returned a {type(result).__name__}; expected LossOut or (sum, weight): the "
             "sum over the batch and how many examples it holds, not a mean"
         )
-    pairs = {"loss": (out.sum, out.weight), **out.metrics}
-    for name, values in pairs.items():
-        if len(values) != 2 or any(jnp.shape(x) != () for x in values):
+    if reserved := sorted(out.metrics.keys() & _RESERVED):
+        raise UserError(
+            f"the loss returned metrics named {', '.join(reserved)}; expected other names than "
+            "those that the step reports itself"
+        )
+    for name, values in {"loss": (out.sum, out.weight), **out.metrics}.items():
+        if not isinstance(values, tuple | list) or [jnp.shape(x) for x in values] != [(), ()]:
+            given = jax.tree.map(jnp.shape, values)
             raise UserError(
-                f"the loss returned {name} with shapes {[jnp.shape(x) for x in values]}; expected "
-                "a pair of scalars, (sum, weight)"
+                f"the loss returned {name} with shape {given}; expected a pair of scalars, "
+                "(sum, weight)"
             )
     return out
 

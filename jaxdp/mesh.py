@@ -44,10 +44,10 @@ def use_devices(count: int | str, cpu_default: int | None = None) -> list[Device
     if count == "auto":
         if cpu_default is not None:
             _set_cpu_devices(cpu_default)
-        return jax.devices()
+        return _devices()
     n = int(count)
     _set_cpu_devices(n)  # concerns the CPU alone: harmless where there are accelerators
-    devices = jax.devices()
+    devices = _devices()
     if len(devices) >= n:
         return devices[:n]
     if devices[0].platform == "cpu":
@@ -56,6 +56,13 @@ def use_devices(count: int | str, cpu_default: int | None = None) -> list[Device
         f"devices: {n} were asked for, {len(devices)} {devices[0].platform} device(s) are here; "
         f"ask for at most {len(devices)}, or set JAX_PLATFORMS=cpu to emulate {n}"
     )
+
+
+def _devices() -> list[Device]:
+    try:
+        return jax.devices()
+    except RuntimeError as error:  # JAX_PLATFORMS names what is not here
+        raise UserError(f"devices: JAX cannot start: {str(error).splitlines()[0]}") from error
 
 
 def _set_cpu_devices(n: int) -> None:

@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Callable
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 import jaxdp
 from jaxdp import hlo
@@ -29,7 +28,7 @@ from jaxdp.report.runfolder import (
     write_atomically,
     write_json,
 )
-from jaxdp.report.runlog import RunLog
+from jaxdp.report.runlog import RunLog, check_tensorboard
 from jaxdp.state import TrainState
 from jaxdp.trees import count_bytes, count_elements, digest
 from jaxdp.types import Device
@@ -62,6 +61,8 @@ def run_training(
     resuming = check_run_folder(out, config.resume)
     if resuming:
         _check_unchanged(config, out, reporter)
+    if config.log.tensorboard:
+        check_tensorboard()
     dataset = load_data(config)
     devices = use_devices(config.devices)
     if mistakes := check_devices(config, len(devices)):
@@ -71,38 +72,59 @@ def run_training(
     state = job.init()
     create_run_folder(out)
     # the final save is complete when the context is left, before anything calls the run done
+    meta = _Meta(dict(dataset.facts))
     with Checkpoints(out / "checkpoints", config.checkpoint.keep) as checkpoints:
         if resuming:
-            state, _, lines = checkpoints.restore(state)
+            state, saved, lines = checkpoints.restore(state)
+            meta = meta.resumed(saved)
             for line in lines:
                 reporter.line(f"warning: {line}")
         if (summary := _complete(out, int(state.step), config.steps)) is not None:
             reporter.line(f"nothing to do: the run in {out} is complete")
             return summary
-        write_atomically(out / "config.yaml", to_yaml(config.model_copy(update={"out": str(out)})))
-        write_json(out / "environment.json", environment(devices))
         for line in _introduction(config, job, state, devices, choice):
             reporter.line(line)
-        result = _fit(config, job, state, checkpoints, out, reporter, should_stop)
+        result = _fit(config, job, state, meta, checkpoints, out, reporter, should_stop)
         checkpoints.wait()
-    summary = _summary(choice, job, result, config.steps)
+    summary = _summary(choice, job, result, config.steps, meta)
     write_json(out / "summary.json", summary)
     return summary
 
 
 def _complete(out: Path, step: int, steps: int) -> dict[str, Any] | None:
     """The summary of a run that has nothing left to do; None if there is something."""
-    path = out / "summary.json"
-    if step < steps or not path.exists():
+    try:
+        summary = json.loads((out / "summary.json").read_text())
+    except (OSError, ValueError):  # none yet, or damaged: it is written anew
         return None
-    summary = json.loads(path.read_text())
-    return summary if summary["steps"] == step and not summary["stopped"] else None
+    done = step >= steps and summary["steps"] == step and not summary["stopped"]
+    return summary if done else None
+
+
+@dataclass(frozen=True)
+class _Meta:
+    """What a checkpoint holds besides the state: facts of the data, seconds spent in steps."""
+
+    data: dict[str, Any]
+    train_seconds: float = 0.0
+
+    def resumed(self, saved: dict[str, Any]) -> "_Meta":
+        """This run's, going on from what was saved; the data must be the same."""
+        for name in ("sha256", "digest"):
+            old, new = saved.get("data", {}).get(name), self.data.get(name)
+            if old != new:
+                raise UserError(
+                    f"data: {name} is {new} now and was {old} when the run was saved; a resumed "
+                    "run needs the same data: put it back, or start a new run with --out"
+                )
+        return replace(self, train_seconds=saved.get("train_seconds", 0.0))
 
 
 def _fit(
     config: Config,
     job: Job,
     state: TrainState,
+    meta: _Meta,
     checkpoints: Checkpoints,
     out: Path,
     reporter: Reporter,
@@ -127,15 +149,19 @@ def _fit(
 
     def save(step: int, state: TrainState) -> None:
         log.flush()  # a run that is killed later resumes here, with the rows up to here
-        checkpoints.save(step, state)
+        seconds = meta.train_seconds + log.elapsed_s
+        checkpoints.save(step, state, asdict(replace(meta, train_seconds=seconds)))
 
     def on_compiled(compiled: jax.stages.Compiled, seconds: float) -> None:
+        # the folder holds a run from here on: no mistake of the user can come to light later
+        write_atomically(out / "config.yaml", to_yaml(config.model_copy(update={"out": str(out)})))
+        write_json(out / "environment.json", environment(list(job.mesh.devices.flat)))
         found = hlo.collectives(compiled.as_text() or "")
         reporter.line(f"compiled in {seconds:.1f} s: a step runs {hlo.describe(found)}")
 
     try:
         if int(state.step) >= config.steps:  # killed after the last save, before the summary
-            return FitResult(state, int(state.step), evaluation=evaluate(int(state.step), state))
+            return FitResult(state, int(state.step), evaluation=job.evaluate(state))
         return fit(
             job.step,
             state,
@@ -207,21 +233,23 @@ def _introduction(
     return lines
 
 
-def _summary(choice: Choice, job: Job, result: FitResult, steps: int) -> dict[str, Any]:
+def _summary(
+    choice: Choice, job: Job, result: FitResult, steps: int, meta: _Meta
+) -> dict[str, Any]:
     state = result.state
-    params = jax.tree.map(partial(np.asarray), jax.device_get(state.params))
+    params = jax.device_get(state.params)
     return {
         "steps": result.step,
         "stopped": result.step < steps,
         "devices": job.mesh.size,
         "algorithm": choice.algorithm,
         "parameters": count_elements(params),
-        "train_seconds": round(result.train_s, 3),
+        "train_seconds": round(meta.train_seconds + result.train_s, 3),
         "compile_seconds": round(result.compile_s, 3),
         "skipped": int(state.skipped),
         "eval": dict(result.evaluation),
         "params_digest": digest(params),
-        "data": dict(job.dataset.facts),
+        "data": meta.data,
     }
 
 

@@ -75,7 +75,7 @@ def test_every_public_name_is_there():
     assert not set(jaxdp.__all__) & HEIGHT.keys()
 
 
-@pytest.mark.parametrize("module", ["jaxdp", "jaxdp.config", "jaxdp.errors", "jaxdp.train"])
+@pytest.mark.parametrize("module", ["jaxdp", "jaxdp.config", "jaxdp.train", "jaxdp.compare"])
 def test_no_jax_before_it_is_needed(module):
     code = f"import sys, {module}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -96,6 +96,16 @@ def test_numbers_that_are_not_finite_end_the_run(step):
     assert rows == [5, 10]
 
 
+def test_a_step_that_was_not_finite_is_not_saved_and_is_forgiven_later(step):
+    saved = []
+    save = Every(4, lambda t, state: saved.append((t, jax.tree.map(jnp.copy, state))))
+    with pytest.raises(NumericsError, match="up to step 8"):
+        fit(step, step.init({"w": np.float32(0)}), Batches(bad_step=5), 100, save=save)
+    [(t, state)] = saved
+    assert t == 4
+    assert fit(step, state._replace(nonfinite=state.nonfinite + 1), Batches(), 12).step == 12
+
+
 def test_an_error_in_the_data_is_raised_and_leaves_no_thread(step):
     class Broken(Batches):
         def batch(self, step):

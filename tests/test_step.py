@@ -315,4 +315,12 @@ def test_mistakes_are_one_line(mesh_of, rng):
     batch = {"g": np.ones(8, np.float32)}
     assert "not a mean" in message(lambda p, s, b, k: p["w"] * b["g"].mean(), batch=batch)
     assert "pair of scalars" in message(lambda p, s, b, k: (p["w"] * b["g"], 8.0), batch=batch)
+
+    def with_metrics(metrics):
+        return lambda p, s, b, k: LossOut((p["w"] * b["g"]).sum(), jnp.float32(8), metrics)
+
+    scalar = with_metrics({"accuracy": jnp.float32(1)})
+    assert "accuracy with shape (); expected a pair" in message(scalar, batch=batch)
+    reserved = with_metrics({"loss": (jnp.float32(1), jnp.float32(2))})
+    assert "metrics named loss; expected other names" in message(reserved, batch=batch)
     assert "w: dtype int32" in message(params={"w": np.int32(5)}, batch=batch)

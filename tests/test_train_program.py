@@ -129,16 +129,22 @@ def wait_for(condition, process):
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_c11_a_request_to_stop_saves_and_says_how_to_go_on(number, straight, tmp_path):
+def test_c11_a_request_to_stop_saves_and_the_rest_is_the_same_to_the_bit(number, tmp_path):
     out = tmp_path / "run"
-    # log.every 1 and a long run: there is time to send the signal into the training
-    process = start(*short(out, log__every=1, steps=6000))
+    # constant: the schedule may not depend on the steps, of which there must be time to stop in
+    options = {"optimizer__schedule": "constant", "log__every": 1}
+    process = start(*short(out, steps=6000, **options))
     wait_for(lambda: (out / "metrics.jsonl").exists(), process)
     process.send_signal(number)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 75
     assert err == f"{number.name}: saved; go on with the same command and --resume\n"
-    assert summary(out)["stopped"]
+    stopped = summary(out)
+    assert stopped["stopped"]
+    steps = stopped["steps"] + 20
+    assert train(*short(out, steps=steps, resume=True, **options))[0] == 0
+    assert train(*short(tmp_path / "straight", steps=steps, **options))[0] == 0
+    assert summary(out)["params_digest"] == summary(tmp_path / "straight")["params_digest"]
 
 
 def test_c4_c5_killed_at_random_times_it_goes_on_to_the_same_bits(straight, tmp_path, rng):

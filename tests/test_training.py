@@ -1,5 +1,6 @@
 """Whole runs from a configuration: the run folder, stopping and resuming, N devices."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -148,6 +149,33 @@ def test_a_run_that_exists_is_refused_and_left_alone(tmp_path):
     assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*")}
 
 
+def test_leftovers_of_a_killed_first_save_are_not_a_checkpoint(tmp_path):
+    (tmp_path / "a" / "checkpoints" / "8.orbax-checkpoint-tmp").mkdir(parents=True)
+    with pytest.raises(UserError, match="nothing to resume"):
+        run(tmp_path / "a", resume=True)
+    assert run(tmp_path / "a", resume="auto")["steps"] == 24
+    (tmp_path / "a" / "config.yaml").unlink()
+    for resume in (False, True, "auto"):
+        with pytest.raises(UserError, match=r"checkpoints and no config\.yaml"):
+            run(tmp_path / "a", resume=resume)
+
+
+def test_other_data_is_noticed_on_resume(tmp_path):
+    def write(seed):
+        x = np.random.default_rng(seed).normal(size=(300, 4)).astype(np.float32)
+        np.savez(tmp_path / "d.npz", inputs=x, label=np.arange(300) % 3)
+
+    options = {"data__kind": "npz", "data__path": str(tmp_path / "d.npz")}
+    write(1)
+    stops = iter([False] * 9 + [True])
+    run(tmp_path / "a", should_stop=lambda: next(stops), **options)
+    write(2)
+    with pytest.raises(UserError, match="a resumed run needs the same data"):
+        run(tmp_path / "a", resume=True, **options)
+    write(1)
+    assert run(tmp_path / "a", resume=True, **options)["steps"] == 24
+
+
 @pytest.mark.parametrize("name", ["nothing", "empty", "other"])
 def test_resume_from_nothing(name, tmp_path):
     if name != "nothing":
@@ -166,6 +194,9 @@ def test_a_mistake_found_late_leaves_no_folder(tmp_path):
         run(tmp_path / "a", devices="auto")  # nine, in these tests
     with pytest.raises(UserError, match="1437 examples"):
         run(tmp_path / "a", global_batch=1440)
+    if importlib.util.find_spec("tensorboardX") is None:
+        with pytest.raises(UserError, match="pip install tensorboardX"):
+            run(tmp_path / "a", log__tensorboard=True)
     assert not (tmp_path / "a").exists()
 
 

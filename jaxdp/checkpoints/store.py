@@ -1,6 +1,5 @@
 """Saving and restoring the train state with Orbax."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +41,12 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._manager.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self._manager.close()
+        except Exception as error:
+            if kind is None:  # else the exception that is on its way says more
+                raise StorageError(f"{self.folder}: saving failed: {error}") from error
 
     def steps(self) -> list[int]:
         """The steps that are there, oldest first."""
@@ -61,9 +64,11 @@ class Checkpoints:
         copy = _copy(state._asdict())
         args = {STATE: ocp.args.StandardSave(copy), META: ocp.args.JsonSave(meta or {})}
         try:
-            self._manager.save(step, args=ocp.args.Composite(**args))
+            started = self._manager.save(step, args=ocp.args.Composite(**args))
         except (OSError, ValueError) as error:
             raise StorageError(f"{self.folder / str(step)}: saving failed: {error}") from error
+        if not started:
+            raise StorageError(f"{self.folder / str(step)}: not saved: a later step is there")
 
     def wait(self) -> None:
         """Returns when every save is complete on disk.
@@ -91,13 +96,17 @@ class Checkpoints:
         Raises:
           StorageError: there is none, or a leaf has another shape or dtype.
         """
-        lines: list[str] = []
+        damaged: dict[int, str] = {}
         for step in reversed(self.steps()):
             try:
-                return (*self._restore_step(step, like), lines)
-            except (OSError, ValueError, KeyError, TypeError, json.JSONDecodeError) as error:
-                lines.append(self._move_aside(step, error))
-        raise StorageError(*lines, f"{self.folder}: no checkpoint that can be read")
+                state, meta = self._restore_step(step, like)
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+                damaged[step] = f"checkpoint {step} cannot be read ({reason})"
+            else:
+                # only now: where none can be read, the fault may be the machine's
+                return state, meta, [f"{damaged[s]}; {self._move_aside(s)}" for s in damaged]
+        raise StorageError(*damaged.values(), f"{self.folder}: no checkpoint that can be read")
 
     def _restore_step(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         _check_leaves(self._manager, step, like)
@@ -108,16 +117,14 @@ class Checkpoints:
         restored = self._manager.restore(step, args=ocp.args.Composite(**args))
         return TrainState(**restored[STATE]), restored[META]
 
-    def _move_aside(self, step: int, error: Exception) -> str:
+    def _move_aside(self, step: int) -> str:
         target = self.folder.parent / "damaged" / str(step)
         while target.exists():
             target = target.with_name(target.name + "-again")
         target.parent.mkdir(exist_ok=True)
         (self.folder / str(step)).rename(target)
         self._manager.reload()
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-        where = f"{target.parent.name}/{target.name}"
-        return f"checkpoint {step} cannot be read ({reason}); moved to {where}"
+        return f"moved to {target.parent.name}/{target.name}"
 
 
 def _check_leaves(manager: ocp.CheckpointManager, step: int, like: TrainState) -> None:

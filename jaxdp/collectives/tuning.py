@@ -37,23 +37,24 @@ def default_file() -> Path:
 def choose(nbytes: int, n: int, tune_file: str | Path | None = None) -> Choice:
     """The algorithm for an all-reduce of `nbytes` over `n` ranks, on the devices of this process.
 
-    Between two measured sizes the nearer one (in ratio) decides.
+    Between two measured sizes the nearer one (in ratio) decides.  Every process reads a file of its
+    own: on several hosts these must be equal.
 
     Raises:
       UserError: `tune_file` is given and missing, or the file cannot be understood.
     """
+    path = Path(tune_file) if tune_file is not None else default_file()
+    if tune_file is not None and not path.exists():
+        raise UserError(
+            f"{path}: no such tuning file; write it with python -m jaxdp.compare --tune "
+            f"--tune-file {path}"
+        )
     platform, processes = jax.default_backend(), jax.process_count()
     if n == 1:
         return Choice("psum", "one rank: nothing to reduce")
     if platform == "cpu" and processes == 1:
         return Choice("psum", "one CPU process: psum reduces in shared memory, which nothing beats")
-    path = Path(tune_file) if tune_file is not None else default_file()
     if not path.exists():
-        if tune_file is not None:
-            raise UserError(
-                f"{path}: no such tuning file; write it with python -m jaxdp.compare --tune "
-                f"--tune-file {path}"
-            )
         return Choice("psum", f"nothing measured yet: python -m jaxdp.compare --tune writes {path}")
     entry = _read(path, path.stat().st_mtime_ns).get(_key(platform, processes, n))
     if entry is None:
@@ -79,20 +80,24 @@ def save(rows: Sequence[Mapping[str, Any]], n: int, tune_file: str | Path | None
     """
     path = Path(tune_file) if tune_file is not None else default_file()
     entries = dict(_read(path, path.stat().st_mtime_ns)) if path.exists() else {}
-    best: dict[int, Mapping[str, Any]] = {}
-    for row in sorted(rows, key=lambda row: row["time_us"]):
+    key = _key(jax.default_backend(), jax.process_count(), n)
+    old = entries.get(key)
+    # sizes of an earlier sweep stay, if the versions are the same
+    best = (
+        {row["bytes"]: row for row in old["best"]} if old and old["versions"] == _versions() else {}
+    )
+    for row in sorted(rows, key=lambda row: row["time_us"], reverse=True):
         if not row["wrong"]:
-            best.setdefault(row["bytes"], row)
-    entries[_key(jax.default_backend(), jax.process_count(), n)] = {
-        "versions": _versions(),
-        "best": [
-            {"bytes": nbytes, "algorithm": row["algorithm"], "time_us": round(row["time_us"], 1)}
-            for nbytes, row in sorted(best.items())
-        ],
-    }
+            best[row["bytes"]] = {
+                "bytes": row["bytes"],
+                "algorithm": row["algorithm"],
+                "time_us": round(row["time_us"], 1),
+            }
+    if best:
+        entries[key] = {"versions": _versions(), "best": [best[size] for size in sorted(best)]}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         partial.write_text(json.dumps({"format": _FORMAT, "entries": entries}, indent=1) + "\n")
         partial.replace(path)
     except OSError as error:
@@ -121,8 +126,12 @@ def _read(path: Path, changed: int) -> Mapping[str, Any]:
         if content["format"] != _FORMAT:
             raise ValueError(f"format {content['format']}, expected {_FORMAT}")
         for entry in content["entries"].values():
-            if not entry["versions"] or not all(
-                row["bytes"] > 0 and isinstance(row["algorithm"], str) for row in entry["best"]
+            if (
+                not entry["versions"]
+                or not entry["best"]
+                or not all(
+                    row["bytes"] > 0 and isinstance(row["algorithm"], str) for row in entry["best"]
+                )
             ):
                 raise ValueError("an entry without versions or sizes")
         return content["entries"]

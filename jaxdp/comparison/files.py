@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.comparison.run import Comparison
+from jaxdp.comparison.text import facts_line
 from jaxdp.errors import StorageError
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """Rows, fit and environment, ready for `json.dump`."""
     return {
+        "where": facts_line(comparison.facts),
         "environment": comparison.facts,
         "seconds": comparison.seconds,
         "model": comparison.network and asdict(comparison.network),
@@ -27,7 +29,8 @@ def write_json(comparison: Comparison, path: str) -> None:
 
 def write_csv(comparison: Comparison, path: str) -> None:
     """One line per row, without the samples.  Raises StorageError."""
-    rows = [{k: v for k, v in row.items() if k != "samples_us"} for row in comparison.rows]
+    where = {"where": facts_line(comparison.facts)}
+    rows = [{k: v for k, v in row.items() if k != "samples_us"} | where for row in comparison.rows]
     try:
         with open(path, "w", newline="") as file:
             writer = csv.DictWriter(file, rows[0])

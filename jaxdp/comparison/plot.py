@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxdp.comparison.run import Comparison
+from jaxdp.comparison.run import Comparison, Row
 from jaxdp.comparison.text import best_per_size, crossovers, facts_line
 from jaxdp.errors import StorageError, UserError
 
@@ -12,9 +12,7 @@ def check_plot() -> None:
     try:
         import matplotlib  # noqa: F401  # an extra, and slow to import
     except ImportError:
-        raise UserError(
-            "--plot: matplotlib is not installed; pip install 'jaxdp-trainer[notebooks]'"
-        ) from None
+        raise UserError("--plot: matplotlib is not installed; pip install matplotlib") from None
 
 
 def write_plot(comparison: Comparison, path: str) -> None:
@@ -26,7 +24,7 @@ def write_plot(comparison: Comparison, path: str) -> None:
     markers = "osD^v<>Px*+"
     for number, name in enumerate(dict.fromkeys(row["algorithm"] for row in comparison.rows)):
         rows = [row for row in comparison.rows if row["algorithm"] == name]
-        sizes = [row["bytes"] for row in rows]
+        sizes = [_x(row) for row in rows]
         color = f"C{number % 10}"
         axes.plot(
             sizes,
@@ -40,7 +38,7 @@ def write_plot(comparison: Comparison, path: str) -> None:
         if all(predicted):
             axes.plot(sizes, predicted, ":", color=color, lw=1.2)
     for one, other in crossovers(comparison.rows):
-        x = (one["bytes"] * other["bytes"]) ** 0.5
+        x = (_x(one) * _x(other)) ** 0.5
         axes.axvline(x, color="gray", lw=0.8, ls="--")
         axes.annotate(
             f"{one['algorithm']} | {other['algorithm']}",
@@ -54,13 +52,18 @@ def write_plot(comparison: Comparison, path: str) -> None:
         )
     best = best_per_size(comparison.rows)
     axes.plot(
-        [row["bytes"] for row in best.values()],
+        [_x(row) for row in best.values()],
         [row["time_us"] for row in best.values()],
         "k",
         lw=4,
         alpha=0.12,
     )
-    axes.set(xscale="log", yscale="log", xlabel="bytes", ylabel="time, µs (median)")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlabel="bytes (of an array, on average)",
+        ylabel="time, µs (median)",
+    )
     what = f"{comparison.rows[0]['op']}: points measured, dotted predicted"
     axes.set_title(f"{what}\n{facts_line(comparison.facts)}", fontsize=8)
     axes.legend(fontsize=8)
@@ -69,3 +72,8 @@ def write_plot(comparison: Comparison, path: str) -> None:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise StorageError(f"{path}: cannot be written: {error}") from error
+
+
+def _x(row: Row) -> float:
+    """Bytes of a row's arrays: the buckets of one model have one sum and several sizes."""
+    return row["bytes"] / row["arrays"]

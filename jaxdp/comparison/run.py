@@ -100,7 +100,7 @@ def run_compare(
     Raises:
       UserError: an algorithm that is not there, or not for this collective or number of ranks.
     """
-    started = time.perf_counter()
+    started, load = time.perf_counter(), os.getloadavg()[0]  # before our own
     mesh = data_mesh(devices or jax.devices())
     chosen = check_algorithms(op, algorithms, mesh.size)
     counts = buckets or [(elements(op, nbytes, dtype, mesh.size),) for nbytes in sizes]
@@ -127,10 +127,10 @@ def run_compare(
         for one in measured:
             rows.append(_row(one, mesh.size, network))
             on_row(rows[-1])
-    return Comparison(rows, network, _facts(mesh), time.perf_counter() - started)
+    return Comparison(rows, network, _facts(mesh, load), time.perf_counter() - started)
 
 
-def _facts(mesh: Mesh) -> dict[str, Any]:
+def _facts(mesh: Mesh, load: float) -> dict[str, Any]:
     device = mesh.devices.flat[0]
     return {
         "platform": device.platform,
@@ -142,7 +142,7 @@ def _facts(mesh: Mesh) -> dict[str, Any]:
         "jax": version("jax"),
         "jaxlib": version("jaxlib"),
         "cpus": os.cpu_count(),
-        "load": round(os.getloadavg()[0], 2),
+        "load": round(load, 2),
     }
 
 

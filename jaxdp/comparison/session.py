@@ -3,10 +3,11 @@
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import jax
 
-from jaxdp.collectives import algorithms_for, make_schedule, tuning
+from jaxdp.collectives import algorithms_for, get_algorithm, make_schedule, tuning
 from jaxdp.comparison import files, processes, text
 from jaxdp.comparison.payload import gradient_buckets
 from jaxdp.comparison.run import Comparison, check_algorithms, run_compare
@@ -19,19 +20,19 @@ _CPU_DEVICES = 4  # emulated where nothing is said and there is only the CPU
 
 def compare_and_tell(args: argparse.Namespace) -> int:
     """Compares as the command line says; returns the exit code."""
-    names = _names(args)
+    chosen = names(args)
     buckets = None
     if args.model:
         buckets = gradient_buckets(args.model, _sizes(args), args.dtype)
     devices = _devices(args)
-    check_algorithms(args.op, names, len(devices))
+    check_algorithms(args.op, chosen, len(devices))
     first = jax.process_index() == 0
-    say: Callable[[str], None] = print if first else lambda text: None
+    say: Callable[[str], None] = partial(print, flush=True) if first else lambda text: None
     say(text.COLUMNS)
     comparison = run_compare(
         devices,
         op=args.op,
-        algorithms=names,
+        algorithms=chosen,
         dtype=args.dtype,
         redop=args.redop,
         sizes=_sizes(args),
@@ -68,13 +69,12 @@ def _write(comparison: Comparison, args: argparse.Namespace, n: int) -> None:
 def _devices(args: argparse.Namespace) -> list[Device]:
     if processes.rank() is None:
         return use_devices(args.devices or "auto", cpu_default=_CPU_DEVICES)
-    each = (args.devices or args.nproc_per_node) // args.nproc_per_node
-    jax.config.update("jax_num_cpu_devices", each)
-    processes.join()
+    processes.join((args.devices or args.nproc_per_node) // args.nproc_per_node)
     return jax.devices()
 
 
-def _names(args: argparse.Namespace) -> list[str] | None:
+def names(args: argparse.Namespace) -> list[str] | None:
+    """The algorithms that the command line names; None: all."""
     if args.algorithms in (None, "all"):
         return None
     return [name.strip() for name in args.algorithms.split(",") if name.strip()]
@@ -101,6 +101,7 @@ def draw(args: argparse.Namespace) -> int:
             f"--draw: {args.draw} has no schedule for {args.op}; expected one of {', '.join(known)}"
         )
     schedule = make_schedule(args.draw, args.op, n)
+    print(get_algorithm(args.draw).about)
     print(
         f"{args.draw} {args.op}: {n} ranks, {schedule.chunks} chunks, {len(schedule.rounds)} rounds"
     )

@@ -6,6 +6,7 @@ alike; no sample is thrown away.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from jaxdp.mesh import AXIS, on_mesh
 
 _SAMPLE_BYTES = 4 << 20  # calls of one sample move about this much, so that small ones are timeable
 _MAX_CALLS = 32
+_IN_FLIGHT = 2
 
 
 @dataclass
@@ -109,23 +111,28 @@ def _calls(case: Case, n: int) -> int:
 
 
 def _sample(measured: Measured, calls: int) -> float:
+    return _seconds_per_call(lambda: measured.run(*measured.inputs), calls)
+
+
+def _seconds_per_call(function: Callable[[], Any], calls: int) -> float:
+    """Seconds of one call among `calls` back to back.
+
+    Few are in flight at once: emulated devices share one pool of threads, and calls of which only
+    some devices have begun can take all of it and wait for each other for ever.
+    """
+    in_flight: deque[Any] = deque()
     started = time.perf_counter()
     for _ in range(calls):
-        output = measured.run(*measured.inputs)
-    jax.block_until_ready(output)
+        in_flight.append(function())
+        if len(in_flight) > _IN_FLIGHT:
+            jax.block_until_ready(in_flight.popleft())
+    jax.block_until_ready(in_flight)
     return (time.perf_counter() - started) / calls
 
 
 def time_function(function: Callable[[], Any], iters: int, calls: int) -> float:
     """Median seconds of one call."""
-    samples = []
-    for _ in range(iters):
-        started = time.perf_counter()
-        for _ in range(calls):
-            output = function()
-        jax.block_until_ready(output)
-        samples.append((time.perf_counter() - started) / calls)
-    return float(np.median(samples))
+    return float(np.median([_seconds_per_call(function, calls) for _ in range(iters)]))
 
 
 def permute_times(mesh: Mesh, nbytes: int, permutes: int, iters: int, calls: int) -> float:

@@ -32,8 +32,15 @@ def check_run_folder(out: Path, resume: bool | str) -> bool:
     """
     if out.exists() and not out.is_dir():
         raise UserError(f"out: {out} is a file; expected a folder for the run")
+    folder = out / "checkpoints"
+    # a save that was killed leaves a folder with another name
+    saved = folder.is_dir() and any(path.name.isdigit() for path in folder.iterdir())
     holds_run = (out / "config.yaml").exists()
-    saved = (out / "checkpoints").is_dir() and any((out / "checkpoints").iterdir())
+    if saved and not holds_run:
+        raise UserError(
+            f"out: {out} holds checkpoints and no config.yaml; put it back, or choose another "
+            "folder with --out"
+        )
     if holds_run and not resume:
         raise UserError(
             f"out: {out} holds a run; go on with it by --resume, or choose another with --out"
@@ -44,7 +51,7 @@ def check_run_folder(out: Path, resume: bool | str) -> bool:
             f"resume: {what}, so there is nothing to resume; --resume auto starts afresh then, "
             "--out names another folder"
         )
-    return holds_run and saved
+    return saved
 
 
 def create_run_folder(out: Path) -> None:

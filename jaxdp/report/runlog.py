@@ -1,6 +1,7 @@
 """Tells a run's metrics: to the person in front of it, to metrics.jsonl, to TensorBoard."""
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +34,21 @@ class RunLog:
           devices: for the throughput of one.
           items_per_step, unit: what a step processes: 96 "examples", 6144 "tokens".
           resumed_step: rows after it are from a run that did not get on; they are dropped.
-          tensorboard: whether to write TensorBoard files too.
-
-        Raises:
-          UserError: TensorBoard is asked for and tensorboardX is not installed.
+          tensorboard: whether to write TensorBoard files too; see `check_tensorboard`.
         """
         self._metrics = MetricsLog(out / "metrics.jsonl", resumed_step)
         self._reporter = reporter
         self._steps, self._devices = steps, devices
         self._items, self._unit = items_per_step, unit
         self._row: dict[str, Any] = {}
+        self.elapsed_s = 0.0  # in steps, up to the newest row
         self._board = _open_tensorboard(out) if tensorboard else None
 
     def metrics(self, step: int, row: Mapping[str, Any]) -> None:
         """A row of the loop's."""
         self.flush()
-        rate = self._items / row["step_time_s"]
+        self.elapsed_s = row["elapsed_s"]
+        rate = self._items / row["step_time_s"] if row["step_time_s"] else 0.0
         self._row = {
             "step": step,
             **row,
@@ -97,12 +97,16 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
     return found
 
 
-def _open_tensorboard(out: Path) -> Any:
-    try:
-        from tensorboardX import SummaryWriter  # pyright: ignore  # an extra
-    except ImportError:
+def check_tensorboard() -> None:
+    """Raises UserError if there is nothing to write TensorBoard files with."""
+    if find_spec("tensorboardX") is None:
         raise UserError(
-            "log.tensorboard: tensorboardX is not installed; pip install "
-            "'jaxdp-trainer[tensorboard]', or set log.tensorboard false"
-        ) from None
+            "log.tensorboard: tensorboardX is not installed; pip install tensorboardX, or set "
+            "log.tensorboard false"
+        )
+
+
+def _open_tensorboard(out: Path) -> Any:
+    from tensorboardX import SummaryWriter  # pyright: ignore  # an extra
+
     return SummaryWriter(str(out / "tensorboard"))

@@ -36,7 +36,7 @@ def all_reduce_sync(algorithm: str = "psum") -> GradSync:
             return lax.psum(tree, axis_name), state
         return _reduce_buckets(tree, axis_name, name), state
 
-    return GradSync(lambda tree: (), update, f"{algorithm}, one reduction per step")
+    return GradSync(lambda tree: (), update)
 
 
 def _reduce_buckets(tree: PyTree, axis_name: str, algorithm: str) -> PyTree:

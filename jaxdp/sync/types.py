@@ -7,16 +7,14 @@ from jaxdp.types import PyTree
 
 
 class GradSync(NamedTuple):
-    """Two pure functions and what they do, in words.
+    """Two pure functions.
 
     Attributes:
       init: tree -> state.  The state may differ between devices (residuals of a compression); its
         leaves have a leading dimension of one device each and stay sharded.
       update: (tree of this device's sums, state, axis_name) -> (tree of global sums, state), called
         inside `shard_map`.  It sums; dividing by the global weight is the step's.
-      about: one line for the start-up message.
     """
 
     init: Callable[[PyTree], PyTree]
     update: Callable[[PyTree, PyTree, str], tuple[PyTree, PyTree]]
-    about: str

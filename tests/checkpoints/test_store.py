@@ -43,7 +43,7 @@ def test_c8_saves_of_donated_states_hold_the_right_contents(mesh_of, rng, tmp_pa
             restored, _, lines = checkpoints.restore(state)
             assert lines == []
             assert_same(restored, expected[t])
-            checkpoints._move_aside(t, ValueError("seen"))
+            checkpoints._move_aside(t)
 
 
 @pytest.mark.parametrize("n", [1, 2, 8])
@@ -108,6 +108,24 @@ def test_another_shape_or_optimizer_is_refused_by_name(mesh_of, rng, tmp_path):
         _, plain, _ = make(mesh_of(2), rng, optimizer=optax.sgd(0.1))
         with pytest.raises(StorageError, match=r"opt_state.* and absent in this run"):
             checkpoints.restore(plain)
+
+
+def test_where_nothing_can_be_read_nothing_is_moved(mesh_of, rng, tmp_path, monkeypatch):
+    _, state, _ = make(mesh_of(1), rng)
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        for t in (1, 2):
+            checkpoints.save(t, state)
+        checkpoints.wait()
+
+        def broken(*args):
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(checkpoints, "_restore_step", broken)
+        with pytest.raises(StorageError, match="Input/output error"):
+            checkpoints.restore(state)
+        assert checkpoints.steps() == [1, 2]
+        with pytest.raises(StorageError, match="a later step is there"):
+            checkpoints.save(0, state)
 
 
 def test_keep(mesh_of, rng, tmp_path):

@@ -80,5 +80,5 @@ def test_a_process_that_fails_ends_all_and_its_code_is_kept():
 def test_draw():
     code, out, _ = compare("--draw", "ring", "--devices", 3)
     assert code == 0
-    assert out.splitlines()[0] == "ring all_reduce: 3 ranks, 3 chunks, 4 rounds"
-    assert out.splitlines()[2] == "round   1  0>1 c2+   1>2 c0+   2>0 c1+"
+    assert out.splitlines()[1] == "ring all_reduce: 3 ranks, 3 chunks, 4 rounds"
+    assert out.splitlines()[3] == "round   1  0>1 c2+   1>2 c0+   2>0 c1+"
