@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=["all_reduce", "reduce_scatter", "all_gather", "broadcast"],
         help="the collective",
     )
-    add("--algorithms", metavar="A,B", help="names, or all (default)")
+    add("--algorithms", metavar="A,B", help="names, auto among them, or all (default)")
     add("--dtype", default="float32", choices=["float32", "bfloat16", "float16", "int32"])
     add("--redop", default="sum", choices=["sum", "max", "min", "product"])
     add(
