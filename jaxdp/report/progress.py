@@ -5,8 +5,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.text import Text
 
 
 class Reporter(Protocol):
@@ -69,31 +71,24 @@ class RichReporter:
     """
 
     def __init__(self, steps: int):
-        self._progress = Progress(
+        self._bar = Progress(
             TextColumn("step {task.completed}/{task.total}"),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=40),
             TaskProgressColumn(),
-            TextColumn("{task.description}"),
-            console=Console(highlight=False),
-            auto_refresh=False,
-            transient=True,
         )
-        self._task = self._progress.add_task("", total=steps)
-        self._started = False
+        self._task = self._bar.add_task("", total=steps)
+        self._live = Live(console=Console(highlight=False), auto_refresh=False, transient=True)
 
     def line(self, text: str) -> None:
-        self._progress.console.print(text, markup=False, soft_wrap=True)
+        self._live.console.print(text, markup=False, soft_wrap=True)
 
     def status(self, row: Mapping[str, Any]) -> None:
-        if not self._started:
-            self._progress.start()
-            self._started = True
-        self._progress.update(
-            self._task, completed=row["step"], description=describe(row), refresh=True
-        )
+        self._live.start()
+        self._bar.update(self._task, completed=row["step"])
+        self._live.update(Group(self._bar, Text(describe(row))), refresh=True)
 
     def close(self) -> None:
-        self._progress.stop()
+        self._live.stop()
 
 
 def describe(row: Mapping[str, Any]) -> str:
