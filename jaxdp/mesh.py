@@ -13,6 +13,8 @@ from jaxdp.errors import UserError
 from jaxdp.types import Device
 
 AXIS = "data"  # the mesh axis of every data-parallel program
+# XLA:CPU's devices wait for each other in one pool of threads: 300 of them hung, 128 work
+MAX_EMULATED = 128
 
 
 def emulate(n: int) -> None:
@@ -25,6 +27,8 @@ def emulate(n: int) -> None:
     """
     if n < 1:
         raise UserError(f"devices: {n} cannot be emulated; expected a whole number of at least 1")
+    if n > MAX_EMULATED:
+        raise _too_many(n)
     _set_cpu_devices(n)
     have = len(jax.devices("cpu"))
     if have != n:
@@ -46,12 +50,14 @@ def use_devices(count: int | str, cpu_default: int | None = None) -> list[Device
             _set_cpu_devices(cpu_default)
         return _devices()
     n = int(count)
-    _set_cpu_devices(n)  # concerns the CPU alone: harmless where there are accelerators
+    _set_cpu_devices(
+        min(n, MAX_EMULATED)
+    )  # concerns the CPU alone: harmless where there are accelerators
     devices = _devices()
     if len(devices) >= n:
         return devices[:n]
     if devices[0].platform == "cpu":
-        raise _too_late(n, len(devices))
+        raise _too_many(n) if n > MAX_EMULATED else _too_late(n, len(devices))
     raise UserError(
         f"devices: {n} were asked for, {len(devices)} {devices[0].platform} device(s) are here; "
         f"ask for at most {len(devices)}, or set JAX_PLATFORMS=cpu to emulate {n}"
@@ -69,6 +75,10 @@ def _set_cpu_devices(n: int) -> None:
     # refused once the backends have started: the caller then counts what is there
     with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", n)
+
+
+def _too_many(n: int) -> UserError:
+    return UserError(f"devices: {n} cannot be emulated; expected at most {MAX_EMULATED}")
 
 
 def _too_late(n: int, have: int) -> UserError:

@@ -93,8 +93,11 @@ class TrainStep:
           batch: NumPy arrays `[B, ...]`.
 
         Raises:
-          UserError: microbatches x devices does not divide B.
+          UserError: microbatches x devices does not divide B, or arrays differ in length.
         """
+        lengths = {name: len(x) if np.ndim(x) else 0 for name, x in batch.items()}
+        if len(set(lengths.values())) != 1:
+            raise UserError(f"batch: arrays of lengths {lengths}; expected one length for all")
         return jax.device_put(
             {name: self._cut(name, x) for name, x in batch.items()},
             NamedSharding(self.mesh, P(None, AXIS)),
@@ -140,7 +143,11 @@ def make_train_step(
 
     Returns:
       A `TrainStep`.
+
+    Raises:
+      UserError: `microbatches`, `clip_norm` or `seed` is out of range.
     """
+    _check_options(microbatches, clip_norm, seed)
     optimizer = optax.with_extra_args_support(optimizer)
     loss = checked_loss(loss_fn, compute_dtype)
 
@@ -161,7 +168,7 @@ def make_train_step(
         )
         # one decision, from reduced values: the same on every device
         empty = metrics["weight"] == 0
-        finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"])
+        finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]) & (metrics["weight"] >= 0)
         new = jax.tree.map(lambda a, b: jnp.where(finite & ~empty, a, b), new, state)
         new = new._replace(
             step=state.step + 1,
@@ -176,3 +183,17 @@ def make_train_step(
     state_specs = TrainState(P(), P(), P(), P(), P(), P(), P(AXIS))
     run = on_mesh(body, mesh, (state_specs, P(None, AXIS)), (state_specs, P()))
     return TrainStep(jax.jit(run, donate_argnums=0), mesh, microbatches, optimizer, sync)
+
+
+def _check_options(microbatches: int, clip_norm: float | None, seed: int) -> None:
+    rules = {
+        f"microbatches: {microbatches}; expected a whole number of at least 1": (
+            not isinstance(microbatches, int) or microbatches < 1
+        ),
+        f"clip_norm: {clip_norm}; expected a number above 0, or None": (
+            clip_norm is not None and not clip_norm > 0
+        ),
+        f"seed: {seed}; expected 0 to {2**32 - 1}": not 0 <= seed < 2**32,
+    }
+    if broken := [line for line, is_broken in rules.items() if is_broken]:
+        raise UserError(*broken)

@@ -154,7 +154,10 @@ def _fit(
 
     def on_compiled(compiled: jax.stages.Compiled, seconds: float) -> None:
         # the folder holds a run from here on: no mistake of the user can come to light later
-        write_atomically(out / "config.yaml", to_yaml(config.model_copy(update={"out": str(out)})))
+        write_atomically(
+            out / "config.yaml",
+            to_yaml(config.model_copy(update={"out": str(out), "resume": False})),
+        )
         write_json(out / "environment.json", environment(list(job.mesh.devices.flat)))
         found = hlo.collectives(compiled.as_text() or "")
         reporter.line(f"compiled in {seconds:.1f} s: a step runs {hlo.describe(found)}")

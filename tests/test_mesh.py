@@ -24,6 +24,12 @@ def test_n1_devices_asked_for_too_late():
     assert use_devices("auto") == jax.devices()
 
 
+def test_more_than_can_work_are_refused_before_they_take_the_memory():
+    for choose in (jaxdp.emulate, use_devices):
+        with pytest.raises(UserError, match="999999999 cannot be emulated; expected at most 128"):
+            choose(999999999)
+
+
 @pytest.mark.parametrize("n", [0, -1])
 def test_no_devices(n):
     with pytest.raises(UserError, match="at least 1"):

@@ -252,6 +252,17 @@ def test_r3_a_nan_on_one_device_leaves_all_as_they_were(mesh_of, rng):
     jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(state.params))
 
 
+def test_a_negative_weight_changes_nothing(mesh_of):
+    def loss(params, model_state, batch, keys):
+        return (params["w"] * batch["g"]).sum(), jnp.float32(-1)
+
+    state, [row] = train(
+        mesh_of(2), [{"g": np.ones(2, np.float32)}], {"w": np.float32(5)}, loss=loss
+    )
+    assert row["nonfinite"] == 1
+    assert state.params["w"] == 5
+
+
 def test_model_state_is_the_weighted_mean(mesh_of):
     def loss(params, model_state, batch, keys):
         weight = batch["count"].sum()
@@ -315,6 +326,12 @@ def test_mistakes_are_one_line(mesh_of, rng):
     batch = {"g": np.ones(8, np.float32)}
     assert "not a mean" in message(lambda p, s, b, k: p["w"] * b["g"].mean(), batch=batch)
     assert "pair of scalars" in message(lambda p, s, b, k: (p["w"] * b["g"], 8.0), batch=batch)
+
+    uneven = {"g": np.ones(8, np.float32), "h": np.ones(4, np.float32)}
+    assert "lengths {'g': 8, 'h': 4}; expected one length" in message(batch=uneven)
+    assert "microbatches: 0; expected" in message(batch=batch, microbatches=0)
+    assert "clip_norm: -1.0; expected a number above 0" in message(batch=batch, clip_norm=-1.0)
+    assert "seed: -1; expected" in message(batch=batch, seed=-1)
 
     def with_metrics(metrics):
         return lambda p, s, b, k: LossOut((p["w"] * b["g"]).sum(), jnp.float32(8), metrics)

@@ -136,6 +136,14 @@ def test_c5_killed_before_the_summary_it_is_written_by_the_next_start(tmp_path):
     assert again["params_digest"] == first["params_digest"]
 
 
+def test_f4_the_config_of_a_resumed_run_starts_a_new_one(tmp_path):
+    stops = iter([False] * 7 + [True])
+    run(tmp_path / "a", should_stop=lambda: next(stops))
+    first = run(tmp_path / "a", resume=True)
+    config = load_config(str(tmp_path / "a" / "config.yaml"), [("out", str(tmp_path / "b"))])
+    assert run_training(config)["params_digest"] == first["params_digest"]
+
+
 def test_a_run_that_exists_is_refused_and_left_alone(tmp_path):
     run(tmp_path / "a")
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "a").rglob("*")}

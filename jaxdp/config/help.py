@@ -25,7 +25,8 @@ _HEAD = """\
 Usage: {prog} [--config FILE] [--KEY VALUE ...]
 
 Reads FILE (YAML 1.2), then the keys of the command line, which win. All keys
-have a default unless marked "required". Environment variables have no effect.
+have a default unless marked "required". No key is read from the environment;
+JAX's own variables (JAX_PLATFORMS, XLA_FLAGS, ...) work as usual.
 
 Examples:
   {prog} --config configs/digits_mlp.yaml

@@ -106,7 +106,9 @@ class Npz(_Arrays):
     """Arrays x and y of an .npz file."""
 
     task: ClassVar[Task | None] = "classes"
-    kind: Literal["npz"] = Field(default="npz", description="arrays of one .npz file")
+    kind: Literal["npz"] = Field(
+        default="npz", description="arrays inputs and label of one .npz file"
+    )
 
 
 class Npy(_Arrays):
@@ -114,7 +116,7 @@ class Npy(_Arrays):
 
     task: ClassVar[Task | None] = "classes"
     kind: Literal["npy"] = Field(
-        default="npy", description="a folder of .npy files, mapped into memory"
+        default="npy", description="a folder with inputs.npy and label.npy, mapped into memory"
     )
 
 
@@ -146,7 +148,9 @@ class Tokens(_Windows):
     """Token ids prepared by the user."""
 
     task: ClassVar[Task | None] = "text"
-    kind: Literal["tokens"] = Field(default="tokens", description="token ids that you prepared")
+    kind: Literal["tokens"] = Field(
+        default="tokens", description="your token ids, raw little-endian uint16"
+    )
     path: Text = Field(description="file or folder of the training examples")
     vocab_size: Annotated[int, Ge(2)] | None = Field(
         default=None, description="number of distinct tokens; null: the largest id found, plus 1"

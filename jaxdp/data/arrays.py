@@ -183,7 +183,7 @@ def _checked_classes(paths: list[Path], parts: list[Arrays], num_classes: int | 
         if (wrong := np.flatnonzero(part.label >= limit)).size:
             rule = f"num_classes is {num_classes}"
             if num_classes is None:
-                rule = "no more classes than examples; give num_classes if it is meant"
+                rule = "no more classes than examples"
             raise UserError(
                 f"{_files(path)[-1]}: label {part.label[wrong[0]]} at record {wrong[0]}; expected "
                 f"0 to {limit - 1}: {rule}"

@@ -29,7 +29,9 @@ class Reporter(Protocol):
 
 def make_reporter(kind: str, steps: int) -> Reporter:
     """A reporter of `kind` "rich", "plain", "none", or "auto": rich on a terminal."""
-    if kind == "auto":
+    if sys.stdout is None:  # closed by whoever started us
+        kind = "none"
+    elif kind == "auto":
         kind = "rich" if sys.stdout.isatty() else "plain"
     return {"rich": RichReporter, "plain": PlainReporter, "none": SilentReporter}[kind](steps)
 
@@ -55,7 +57,7 @@ class PlainReporter:
     def line(self, text: str) -> None:
         try:
             print(text, flush=True)
-        except BrokenPipeError:  # the reader left (`| head`): the training does not
+        except OSError:  # the reader left (`| head`), or a log's disk is full: the training goes on
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def status(self, row: Mapping[str, Any]) -> None:

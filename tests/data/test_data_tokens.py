@@ -118,3 +118,11 @@ def test_d6_too_few_tokens_give_both_numbers(tmp_path, start):
 def test_files_that_cannot_be_read(tmp_path):
     assert "no such file" in refusal(path=tmp_path / "nowhere.bin")
     assert "is a folder" in refusal(path=tmp_path)
+
+
+def test_a_numpy_file_is_not_taken_for_tokens(tmp_path, rng):
+    np.save(tmp_path / "a.npy", rng.integers(0, 50, 5000).astype(np.uint16))
+    np.savez(tmp_path / "a.npz", rng.integers(0, 50, 5000).astype(np.uint16))
+    for name in ("a.npy", "a.npz"):
+        with pytest.raises(UserError, match="a NumPy file; expected raw uint16 tokens"):
+            load_dataset("tokens", path=tmp_path / name, context=16)
