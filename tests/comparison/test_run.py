@@ -158,6 +158,25 @@ class TestAuto:
         assert chosen == ["tree", "tree", "tree", "ring", "ring"]
         assert tuning.choose(1024, 8).algorithm == "psum"  # measured for four ranks only
 
+    def test_psum_stays_where_the_gain_may_be_luck(self):
+        def rows(*ring):
+            times = {"psum": (9.0, 10.0, 11.0, 12.0), "ring": ring}
+            return [
+                {
+                    "bytes": 1024,
+                    "algorithm": name,
+                    "time_us": float(np.median(samples)),
+                    "samples_us": samples,
+                    "wrong": 0,
+                }
+                for name, samples in times.items()
+            ]
+
+        tuning.save(rows(5.0, 8.0, 11.0, 14.0), 4)
+        assert tuning.choose(1024, 4).algorithm == "psum"
+        tuning.save(rows(5.0, 6.0, 7.0, 8.0), 4)
+        assert tuning.choose(1024, 4).algorithm == "ring"
+
     def test_entries_of_others_stay(self):
         tuning.save(self.ROWS, 4)
         tuning.save(self.ROWS[3:], 8)
