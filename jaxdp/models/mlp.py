@@ -9,7 +9,10 @@ from jaxdp.models.layers import dropout
 
 
 class MLP(nnx.Module):
-    """Flattens its inputs; hidden layers of (dense, ReLU, dropout); logits.
+    """Flattens its inputs; hidden layers of (dense, GELU, dropout); logits.
+
+    GELU is smooth.  With ReLU, a value within rounding of 0 takes either branch, and float32 runs on
+    1 and N devices, whose sums round differently, may part by one example's gradient.
 
     Args:
       inputs: features of one flattened example.
@@ -34,5 +37,5 @@ class MLP(nnx.Module):
     def __call__(self, x_Bx: jax.Array, keys_B: jax.Array | None) -> jax.Array:
         x_BxD = x_Bx.reshape(len(x_Bx), -1)
         for i, (_, dense) in enumerate(sorted(self.hidden.items())):
-            x_BxD = dropout(jax.nn.relu(dense(x_BxD)), self.rate, keys_B, i)
+            x_BxD = dropout(jax.nn.gelu(dense(x_BxD)), self.rate, keys_B, i)
         return self.logits(x_BxD)
