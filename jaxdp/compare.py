@@ -86,7 +86,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--plot", metavar="FILE.png", help="draw times over sizes")
     add("--tune", action="store_true", help="keep the fastest of each size for algorithm auto")
     add("--tune-file", metavar="FILE", help="where (default: the user's cache folder)")
-    add("--draw", metavar="ALGORITHM", help="print an algorithm's rounds, and measure nothing")
+    add("--draw", metavar="A,B", help="print the rounds of algorithms, and measure nothing")
+    add("--html", metavar="FILE.html", help="draw them step by step in a page instead")
     return parser  # fmt: skip
 
 
@@ -132,6 +133,7 @@ def _check(args: argparse.Namespace) -> None:
             and any((args.json, args.csv, args.plot, args.tune, args.model, args.algorithms))
         )
         or (bool(args.draw) and args.nproc_per_node != 1),
+        "--html: has no effect without --draw": bool(args.html) and not args.draw,
         "--tune-file: has no effect without --tune": bool(args.tune_file) and not args.tune,
         f"--devices: {args.devices} cannot be spread over {args.nproc_per_node} processes": bool(
             args.devices
@@ -140,7 +142,12 @@ def _check(args: argparse.Namespace) -> None:
         and args.devices % args.nproc_per_node > 0,
     }
     lines = [line for line, broken in rules.items() if broken]
-    for option, path in (("--json", args.json), ("--csv", args.csv), ("--plot", args.plot)):
+    for option, path in (
+        ("--json", args.json),
+        ("--csv", args.csv),
+        ("--plot", args.plot),
+        ("--html", args.html),
+    ):
         if path and not os.path.isdir(os.path.dirname(path) or "."):
             lines.append(f"{option}: there is no folder {os.path.dirname(path)} for {path}")
     if lines:

@@ -33,7 +33,7 @@ def all_reduce(n: int, *, local_size: int | None = None) -> Schedule:
     Raises:
       UserError: `local_size` does not divide n.
     """
-    local = _local_size(n, local_size)
+    local = ranks_per_node(n, local_size)
     rounds = (
         *_local_rounds(n, local, reduce=True),
         *_node_rounds(n, local, reduce=True),
@@ -45,19 +45,20 @@ def all_reduce(n: int, *, local_size: int | None = None) -> Schedule:
 
 def reduce_scatter(n: int, *, local_size: int | None = None) -> Schedule:
     """Inside nodes, then between them; (L - 1) + (G - 1) rounds.  Arguments as for `all_reduce`."""
-    local = _local_size(n, local_size)
+    local = ranks_per_node(n, local_size)
     rounds = (*_local_rounds(n, local, reduce=True), *_node_rounds(n, local, reduce=True))
     return _schedule(n, local, rounds, "reduce_scatter")
 
 
 def all_gather(n: int, *, local_size: int | None = None) -> Schedule:
     """Between nodes, then inside them; (L - 1) + (G - 1) rounds.  Arguments as for `all_reduce`."""
-    local = _local_size(n, local_size)
+    local = ranks_per_node(n, local_size)
     rounds = (*_node_rounds(n, local, reduce=False), *_local_rounds(n, local, reduce=False))
     return _schedule(n, local, rounds, "all_gather")
 
 
-def _local_size(n: int, local_size: int | None) -> int:
+def ranks_per_node(n: int, local_size: int | None) -> int:
+    """`local_size`, or what stands for None.  Raises UserError if it does not divide n."""
     divisors = [d for d in range(1, n + 1) if n % d == 0]
     if local_size is None:
         return max(d for d in divisors if d <= isqrt(n))

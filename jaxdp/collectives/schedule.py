@@ -87,6 +87,15 @@ class Schedule:
         """The chunks that are part of the result on `rank`."""
         return self.owned(rank) if self.result == "reduce_scatter" else range(self.chunks)
 
+    def contributors(self, chunk: int) -> range:
+        """The ranks whose contribution belongs in a chunk of the result, once each."""
+        if self.result == "broadcast":
+            return range(self.root, self.root + 1)
+        if self.result == "all_gather":
+            owner = chunk * self.n // self.chunks
+            return range(owner, owner + 1)
+        return range(self.n)
+
 
 def transfer(moves: Iterable[tuple[int, int, Iterable[int]]], *, reduce: bool) -> Transfer:
     """A transfer from (source, destination, chunks) triples."""

@@ -133,7 +133,7 @@ def _check_contributions(schedule: Schedule, held: list[list[_Value | None]]) ->
             value = held[rank][chunk]
             if value is None:
                 raise ScheduleError(f"rank {rank} never receives chunk {chunk}")
-            wanted = _contributors(schedule, chunk)
+            wanted = schedule.contributors(chunk)
             if value.counts == _once(wanted):
                 continue
             for contributor in range(schedule.n):
@@ -149,16 +149,6 @@ def _check_contributions(schedule: Schedule, held: list[list[_Value | None]]) ->
 def _once(ranks: range) -> int:
     """The counts of a value that holds the contributions of `ranks` once each."""
     return sum(1 << _DIGIT * rank for rank in ranks)
-
-
-def _contributors(schedule: Schedule, chunk: int) -> range:
-    """The ranks whose contribution belongs in a chunk of the result, once each."""
-    if schedule.result == "broadcast":
-        return range(schedule.root, schedule.root + 1)
-    if schedule.result == "all_gather":
-        owner = chunk * schedule.n // schedule.chunks
-        return range(owner, owner + 1)
-    return range(schedule.n)
 
 
 def _agreement(schedule: Schedule, held: list[list[_Value | None]]) -> Agreement:

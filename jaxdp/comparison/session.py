@@ -7,12 +7,13 @@ from functools import partial
 
 import jax
 
-from jaxdp.collectives import algorithms_for, get_algorithm, make_schedule, tuning
+from jaxdp.collectives import Schedule, algorithms_for, get_algorithm, make_schedule, tuning
 from jaxdp.comparison import files, processes, text
 from jaxdp.comparison.payload import gradient_buckets
 from jaxdp.comparison.run import Comparison, check_algorithms, run_compare
 from jaxdp.errors import Exit, UserError
 from jaxdp.mesh import use_devices
+from jaxdp.report import animate
 from jaxdp.types import Device
 
 _CPU_DEVICES = 4  # emulated where nothing is said and there is only the CPU
@@ -93,19 +94,33 @@ def _progress(what: str) -> None:
 
 
 def draw(args: argparse.Namespace) -> int:
-    """Prints the rounds of an algorithm."""
+    """Prints the rounds of algorithms, or writes a page that plays them."""
     n = args.devices or _CPU_DEVICES
+    chosen = [name.strip() for name in args.draw.split(",") if name.strip()]
     known = algorithms_for(args.op, scheduled=True)
-    if args.draw not in known:
-        raise UserError(
-            f"--draw: {args.draw} has no schedule for {args.op}; expected one of {', '.join(known)}"
-        )
-    schedule = make_schedule(args.draw, args.op, n)
-    print(get_algorithm(args.draw).about)
-    print(
-        f"{args.draw} {args.op}: {n} ranks, {schedule.chunks} chunks, {len(schedule.rounds)} rounds"
-    )
+    for name in chosen or [args.draw]:
+        if name not in known:
+            raise UserError(
+                f"--draw: {name or 'nothing'} has no schedule for {args.op}; expected some of "
+                f"{', '.join(known)}"
+            )
+    if args.html:
+        page = animate(*chosen, n=n, op=args.op, nbytes=args.max_bytes)
+        page.save(args.html)
+        print(f"{args.html}: {len(page.html) / 1024:.0f} KiB; open it in a browser")
+        return Exit.DONE
     print("a>b c3+ : rank a sends chunk 3 to rank b, which adds it; = : which keeps it")
+    for name in chosen:
+        _print_rounds(name, make_schedule(name, args.op, n))
+    return Exit.DONE
+
+
+def _print_rounds(name: str, schedule: Schedule) -> None:
+    print(f"{name}: {get_algorithm(name).about}")
+    print(
+        f"{schedule.result}, {schedule.n} ranks, {schedule.chunks} chunks, "
+        f"{len(schedule.rounds)} rounds"
+    )
     for number, transfers in enumerate(schedule.rounds, 1):
         words = [
             f"{a}>{b} {','.join(f'c{c}' for c in sent)}{'+' if transfer.reduce else '='}"
@@ -113,4 +128,3 @@ def draw(args: argparse.Namespace) -> int:
             for (a, b), sent in zip(transfer.pairs, transfer.chunks, strict=True)
         ]
         print(f"round {number:>3}  {'   '.join(words)}")
-    return Exit.DONE

@@ -11,8 +11,8 @@ from jaxdp.models.layers import dropout
 class MLP(nnx.Module):
     """Flattens its inputs; hidden layers of (dense, GELU, dropout); logits.
 
-    GELU is smooth.  With ReLU, a value within rounding of 0 takes either branch, and float32 runs on
-    1 and N devices, whose sums round differently, may part by one example's gradient.
+    GELU is smooth.  With ReLU, a value within rounding of 0 takes either branch, and float32 runs
+    on 1 and N devices, whose sums round differently, may part by one example's gradient.
 
     Args:
       inputs: features of one flattened example.
