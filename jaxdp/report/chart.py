@@ -65,8 +65,8 @@ def line_chart(
     picture = [
         svg.frame(plot, x_label, y_label),
         svg.line([plot.at(*p) for p in best], 0, "best"),
-        svg.verticals(plot, marks),
         *(_drawn(plot, one, number, kept) for number, one in enumerate(series)),
+        svg.verticals(plot, marks),
     ]
     described = f"{title}. {y_label} over {x_label}: {', '.join(one.name for one in series)}."
     return (
@@ -171,12 +171,12 @@ def bar(parts: Sequence[tuple[str, float]], *, title: str, unit: Unit = "s") -> 
     parts = [(name, value) for name, value in parts if value > 0]
     whole = sum(value for _, value in parts)
     pieces = "".join(
-        f'<span class="part p{number % svg.STYLES}" style="width:{value / whole:.3%}">'
+        f'<span class="part c{number % svg.COLOURS}" style="width:{value / whole:.3%}">'
         f"{f'<b>{number + 1}</b>' if value / whole > _THIN else ''}</span>"
         for number, (_, value) in enumerate(parts)
     )
     entries = "".join(
-        f'<li><span class="swatch p{number % svg.STYLES}"><b>{number + 1}</b></span>'
+        f'<li><span class="swatch c{number % svg.COLOURS}"><b>{number + 1}</b></span>'
         f'<span class="name">{escape(name)}</span>'
         f'<span class="number">{escape(write(value, unit, 3))} · {value / whole:.0%}</span></li>'
         for number, (name, value) in enumerate(parts)

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-Unit = Literal["", "bytes", "s", "share"]
+Unit = Literal["", "bytes", "bytes/s", "s", "share"]
 
 # sizes and names of what numbers are counted in, largest first
 _UNITS: dict[Unit, tuple[tuple[float, str], ...]] = {
     "": ((1, ""),),
     "bytes": ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")),
+    "bytes/s": ((1e12, "TB/s"), (1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s"), (1, "B/s")),
     "s": ((1, "s"), (1e-3, "ms"), (1e-6, "µs")),
     "share": ((0.01, "%"),),
 }
@@ -27,7 +28,8 @@ class Axis:
     Attributes:
       low, high: the ends, low < high; positive if `log`.
       log: whether equal factors, not equal differences, are equally long.
-      unit: what the values are: "" a number, "bytes", "s" seconds, "share" 0 to 1.
+      unit: what the values are: "" a number, "bytes" (1 KiB = 1024), "bytes/s"
+        (1 GB = 1e9), "s" seconds, "share" 0 to 1.
     """
 
     low: float
@@ -132,7 +134,7 @@ def _scale(largest: float, unit: Unit) -> tuple[float, str]:
     """What to count in: the largest of which there is one."""
     units = _UNITS[unit]
     if largest == 0:
-        return (1, "B") if unit == "bytes" else units[0]
+        return units[-1] if unit.startswith("bytes") else units[0]
     return next(((s, name) for s, name in units if largest >= s * (1 - 1e-9)), units[-1])
 
 

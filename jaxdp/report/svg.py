@@ -15,7 +15,7 @@ _SOME = 12
 _DENSE = 300  # points from which on a line is thin, and its markers would hide more than show
 _CHARACTER = 5.6  # width of one in the labels of ticks, for those that would touch
 
-# Outlines around (0, 0): series are told apart without colour too.  The last four are open.
+# Outlines around (0, 0): series are told apart without colour too.  Some are open.
 SHAPES = (
     "m-3.2 0a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0-6.4 0z",  # circle
     "m-3-3h6v6h-6z",  # square
@@ -27,8 +27,10 @@ SHAPES = (
     "m-4 0h8m-4-4v8",  # plus
     "m-3.6-2h7.2m-7.2 4h7.2",  # two bars
     "m-2-3.6v7.2m4-7.2v7.2",  # two columns
+    "m4 0l-6.8 3.8v-7.6z",  # to the right
+    "m-4.5 0h9m-6.7-4l4.4 8m0-8l-4.4 8",  # star
 )
-STYLES = len(SHAPES)
+COLOURS = 10  # of page.css; shapes and dashes begin anew after 12, so that pairs do not repeat soon
 
 Point = tuple[float, float]
 
@@ -86,6 +88,10 @@ def _apart(ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
     return list(ticks[:1])
 
 
+def _look(style: int) -> str:
+    return f"c{style % COLOURS} d{style % len(SHAPES)}"
+
+
 def line(points: Iterable[Point | None], style: int, kind: str = "line") -> str:
     """A line that breaks where a point is None; `kind` is its class: "line" or "predicted"."""
     steps, pen = [], "M"
@@ -97,7 +103,7 @@ def line(points: Iterable[Point | None], style: int, kind: str = "line") -> str:
         pen = "L"
     if len(steps) > _DENSE:
         kind += " dense"
-    return f'<path class="{kind} s{style % STYLES}" d="{"".join(steps)}"/>' if steps else ""
+    return f'<path class="{kind} {_look(style)}" d="{"".join(steps)}"/>' if steps else ""
 
 
 def markers(points: Sequence[Point | None], style: int) -> str:
@@ -113,7 +119,7 @@ def markers(points: Sequence[Point | None], style: int) -> str:
     ]
     shape = SHAPES[style % STYLES]
     path = "".join(f"M{x:g} {y:g}{shape}" for x, y in dict.fromkeys([*some, *alone]))
-    return f'<path class="marker s{style % STYLES}" d="{path}"/>' if path else ""
+    return f'<path class="marker {_look(style)}" d="{path}"/>' if path else ""
 
 
 def key(style: int) -> str:

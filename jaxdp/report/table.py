@@ -49,7 +49,7 @@ def rows_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]], *, captio
         f"<tr>{''.join(map(_cell, row, numeric))}</tr>\n" for row in rows
     )  # fmt: skip
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}">'
+        f'<div class="scroll tall" tabindex="0" role="region" aria-label="{escape(caption)}">'
         f'<table class="rows"><caption>{escape(caption)}</caption>'
         f"<thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table></div>\n"
     )
