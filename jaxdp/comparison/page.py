@@ -254,5 +254,8 @@ def _players(comparison: Comparison) -> Iterator[str]:
 
 def _environment(comparison: Comparison) -> Iterator[tuple[str, str]]:
     for name, value in comparison.facts.items():
-        yield name.replace("_", " "), {True: "yes", False: "no"}.get(value, str(value))
+        yield (
+            name.replace("_", " "),
+            "yes" if value is True else "no" if value is False else str(value),
+        )
     yield "the comparison took", write(comparison.seconds, "s", 3)

@@ -117,7 +117,7 @@ def markers(points: Sequence[Point | None], style: int) -> str:
         for before, point, after in zip([None, *points], points, [*points[1:], None], strict=False)
         if point is not None and before is None and after is None
     ]
-    shape = SHAPES[style % STYLES]
+    shape = SHAPES[style % len(SHAPES)]
     path = "".join(f"M{x:g} {y:g}{shape}" for x, y in dict.fromkeys([*some, *alone]))
     return f'<path class="marker {_look(style)}" d="{path}"/>' if path else ""
 
