@@ -55,7 +55,7 @@ def line_chart(
       marks: (x, label) of vertical lines.
       best: points of a pale band behind the lines.
     """
-    values = list(chain.from_iterable([*one.y, *(one.predicted or ())] for one in series))
+    values = list(chain.from_iterable([*one.y, *_predicted(one)] for one in series))
     xs = sorted({x for one in series for x in one.x} | {x for x, _ in marks})
     plot = Plot(axis(xs, log=log_x, unit=x_unit), axis(values, log=log_y, unit=y_unit))
     xs = [x for x in xs if plot.x.shown(x)]
@@ -78,9 +78,13 @@ def line_chart(
     )
 
 
+def _predicted(one: Series) -> Sequence[float | None]:
+    return () if one.predicted is None else one.predicted
+
+
 def _drawn(plot: Plot, one: Series, number: int, kept: Sequence[float]) -> str:
     points = _points(plot, one.x, one.y, kept)
-    predicted = _points(plot, one.x, one.predicted, kept) if one.predicted else []
+    predicted = _points(plot, one.x, one.predicted, kept) if one.predicted is not None else []
     return (
         svg.line(predicted, number, "predicted")
         + svg.line(points, number)
@@ -107,7 +111,7 @@ def _legend(series: Sequence[Series], x_label: str) -> str:
         f'<output class="number"></output></li>'
         for number, one in enumerate(series)
     )
-    dotted = " · dotted: predicted" if any(one.predicted for one in series) else ""
+    dotted = " · dotted: predicted" if any(one.predicted is not None for one in series) else ""
     return (
         f'<p class="readout"><span data-label="{escape(x_label)}">'
         f"point, touch or use the arrow keys for values</span>{dotted}</p>"
@@ -119,7 +123,7 @@ def _data(plot: Plot, series: Sequence[Series], kept: Sequence[float]) -> str:
     """What the script needs: per x its place, its words, and per series (place, words) or null."""
     rows = []
     known = [dict(zip(one.x, one.y, strict=True)) for one in series]
-    expected = [dict(zip(one.x, one.predicted or (), strict=False)) for one in series]
+    expected = [dict(zip(one.x, _predicted(one), strict=False)) for one in series]
     for x in kept:
         cells = [
             _cell(plot, ys.get(x), guess.get(x)) for ys, guess in zip(known, expected, strict=True)

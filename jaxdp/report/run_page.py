@@ -186,7 +186,7 @@ def _time(run: _Run) -> str:
     parts = [(words, seconds[name]) for name, words in _SECONDS.items() if name in seconds]
     if not any(value for _, value in parts):
         return "<p>Not known: the run has no summary.</p>\n"
-    title = "since it was resumed" if run.facts.get("resumed_at") else "the whole run"
+    title = "Since it was resumed" if run.facts.get("resumed_at") else "The whole run"
     return bar(parts, title=title)
 
 
@@ -221,6 +221,7 @@ def _communication(run: _Run) -> Iterator[str]:
         return
     yield _traffic(algorithm, n, nbytes)
     if n <= MAX_RANKS:
+        yield "<p>Replayed on the clock of a model network, whose α and β are yours to move:</p>\n"
         yield player_html(algorithm, n=n, nbytes=nbytes)
     else:
         yield f"<p>Not played: a picture holds at most {MAX_RANKS} ranks.</p>\n"
@@ -255,8 +256,8 @@ def _ran(run: _Run) -> Iterator[tuple[str, str]]:
         each = config.global_batch // (n * config.microbatches)
         yield (
             "batch",
-            f"{config.global_batch} = {each} examples x {config.microbatches} microbatches x {n} "
-            "devices",
+            f"{config.global_batch} = {each} examples x {config.microbatches} microbatch"
+            f"{'es' * (config.microbatches > 1)} x {n} device{'s' * (n > 1)}",
         )
         yield "optimizer", _section(config.optimizer)
         yield "seed", str(config.seed)

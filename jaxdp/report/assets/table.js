@@ -6,7 +6,9 @@ for (const table of document.querySelectorAll("table.rows")) {
   heads.forEach((head, column) => {
     const compare = (a, b) => {
       const [one, other] = [a.cells[column], b.cells[column]];
-      if (!head.classList.contains("number")) return one.textContent.localeCompare(other.textContent);
+      if (!head.classList.contains("number")) {
+        return one.textContent.localeCompare(other.textContent, "en", { numeric: true });
+      }
       // what has no number stands last, whatever the direction
       const keys = [one, other].map((cell) => ("key" in cell.dataset ? Number(cell.dataset.key) : NaN));
       if (keys.some(Number.isNaN)) return (Number.isNaN(keys[0]) - Number.isNaN(keys[1])) * sign;
