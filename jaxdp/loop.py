@@ -51,6 +51,7 @@ class FitResult:
       state: the final state.
       step: its step; less than asked for if the run was stopped.
       train_s: seconds spent in steps (compilation, evaluation and saving apart).
+      waited_s: the part of train_s in which the devices waited for input.
       compile_s: seconds of tracing and compiling the step.
       evaluation: what the last evaluation returned.
       compiled: the compiled step, for reading what it communicates; None where nothing was left.
@@ -59,6 +60,7 @@ class FitResult:
     state: TrainState
     step: int
     train_s: float = 0.0
+    waited_s: float = 0.0
     compile_s: float = 0.0
     evaluation: Mapping[str, float] = field(default_factory=dict)
     compiled: jax.stages.Compiled | None = None
@@ -121,6 +123,7 @@ def fit(
                     meter.refuse_nonfinite(int(result.state.nonfinite), t + 1)
                     save.do(t + 1, result.state)
                 saved = t + 1
+        result.waited_s = stream.waited_s
         with meter.paused():
             if save is not None and saved != result.step:
                 save.do(result.step, result.state)
