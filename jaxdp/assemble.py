@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ class Job:
       dataset, loader: what is trained on, and in which order.
       loss_fn: of the model, for training (with keys) and evaluation (without).
       step, eval_step: compiled when first called.
+      make_step: `make_train_step` with this run's arguments, of which any can be replaced.
       init: makes the state before step 0.
       evaluate: state -> means over the held-out examples.
     """
@@ -42,6 +44,7 @@ class Job:
     mesh: Mesh
     loss_fn: LossFn
     step: TrainStep
+    make_step: Callable[..., TrainStep]
     eval_step: EvalStep
     init: Callable[[], TrainState]
     evaluate: Callable[[TrainState], dict[str, float]]
@@ -90,17 +93,19 @@ def assemble(
     optimizer["steps"] = config.steps
     rates = {name: optimizer[name] for name in _SCHEDULE}
     dtype = None if config.compute_dtype == "float32" else config.compute_dtype
-    step = make_train_step(
-        loss_fn,
-        build_optimizer(**optimizer),
-        all_reduce_sync(algorithm or config.sync.algorithm),
-        mesh,
+    make_step = partial(
+        make_train_step,
+        loss_fn=loss_fn,
+        optimizer=build_optimizer(**optimizer),
+        sync=all_reduce_sync(algorithm or config.sync.algorithm),
+        mesh=mesh,
         microbatches=config.microbatches,
         clip_norm=config.optimizer.clip_norm,
         compute_dtype=dtype,
         seed=config.seed,
         learning_rate=build_schedule(**rates),
     )
+    step = make_step()
     eval_step = make_eval_step(loss_fn, mesh, compute_dtype=dtype)
     batch = config.eval.batch or config.global_batch
 
@@ -112,4 +117,4 @@ def assemble(
         batches = eval_batches(dataset.heldout, batch)
         return evaluate(eval_step, state.params, state.model_state, batches)
 
-    return Job(dataset, loader, mesh, loss_fn, step, eval_step, init, evaluate_heldout)
+    return Job(dataset, loader, mesh, loss_fn, step, make_step, eval_step, init, evaluate_heldout)

@@ -1,6 +1,6 @@
 """What stands between a user's loss and the step: its form is checked while it is traced."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -85,7 +85,7 @@ def refuse_collectives(loss_fn: LossFn, *args: Any) -> None:
     Raises:
       UserError: naming the collective.
     """
-    for name in _primitives(jax.make_jaxpr(loss_fn)(*args).jaxpr):
+    for name in primitives(jax.make_jaxpr(loss_fn)(*args).jaxpr):
         if name.rstrip("2").removesuffix("_invariant") in _COLLECTIVES:
             raise UserError(
                 f"the loss calls the collective {name}; expected the sum over this device's "
@@ -103,14 +103,15 @@ def allowed_in_loss(function: Callable[..., Any]) -> Callable[..., Any]:
     return wraps(function)(jax.jit(allowed))
 
 
-def _primitives(jaxpr: Any):
+def primitives(jaxpr: Any) -> Iterator[str]:
+    """The names of a jaxpr's primitives at any depth, but for functions that are allowed."""
     for eqn in jaxpr.eqns:
         if str(eqn.params.get("name", "")).startswith(_ALLOWED):
             continue
         yield eqn.primitive.name
         for value in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr):
             if _is_jaxpr(value):
-                yield from _primitives(getattr(value, "jaxpr", value))
+                yield from primitives(getattr(value, "jaxpr", value))
 
 
 def _is_jaxpr(x: Any) -> bool:

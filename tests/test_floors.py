@@ -21,8 +21,8 @@ FLOORS = [
     {"loop", "report"},
     {"assemble"},
     {"comparison"},
-    {"training"},
-    {"train", "compare"},
+    {"training", "checking"},
+    {"train", "compare", "check"},
 ]
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
 PROGRAMS = FLOORS[-1]
@@ -75,7 +75,7 @@ def test_every_public_name_is_there():
     assert not set(jaxdp.__all__) & HEIGHT.keys()
 
 
-@pytest.mark.parametrize("module", ["jaxdp", "jaxdp.config", "jaxdp.train", "jaxdp.compare"])
+@pytest.mark.parametrize("module", ["jaxdp", "jaxdp.config", "jaxdp.train", "jaxdp.compare", "jaxdp.check"])
 def test_no_jax_before_it_is_needed(module):
     code = f"import sys, {module}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

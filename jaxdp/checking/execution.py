@@ -1,0 +1,166 @@
+"""Questions about the compiled step and what it leaves: asked of one short run on all devices."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxdp import hlo
+from jaxdp.checking.lines import Line
+from jaxdp.checking.subject import Subject
+from jaxdp.checkpoints import Checkpoints
+from jaxdp.mesh import data_mesh
+from jaxdp.state import TrainState
+from jaxdp.step import TrainStep
+from jaxdp.trees import count_bytes, named_leaves
+from jaxdp.types import Device
+
+STEPS = 4  # the middle one is saved
+
+
+class Run(NamedTuple):
+    """A short run on all devices.
+
+    Attributes:
+      step: as it was used.
+      compiled: what its program says.
+      state: after `STEPS` steps; the one after half of them was saved.
+      saved: folder of that checkpoint.
+      donated: leaves of the first state that were given up, and all that could have been.
+    """
+
+    step: TrainStep
+    compiled: jax.stages.Compiled
+    state: TrainState
+    saved: Path
+    donated: tuple[int, int]
+
+
+def run_steps(subject: Subject, devices: Sequence[Device], folder: Path) -> Run:
+    """Trains for `STEPS` steps with weights, saving after half of them."""
+    step = subject.make_step(mesh=data_mesh(devices))
+    first = state = step.init(*subject.init())
+    with Checkpoints(folder) as checkpoints:
+        for t in range(STEPS):
+            if t == STEPS // 2:
+                checkpoints.save(t, state)
+            state, _ = step(state, step.place(subject.weighted(t)))
+    leaves = jax.tree.leaves(first)
+    donated = sum(leaf.is_deleted() for leaf in leaves), len(leaves)
+    batch = step.place(subject.weighted(0))
+    compiled = step.run.lower(step.init(*subject.init()), batch).compile()
+    return Run(step, compiled, state, folder, donated)
+
+
+def replicas(run: Run) -> Line:
+    """All devices hold the same bits."""
+    name = "replicas"
+    state = run.state  # what people know best comes first; sync_state differs between devices
+    first_of_all = {"params": state.params, "model_state": state.model_state}
+    rest = state._replace(params=(), model_state=(), sync_state=())._asdict()
+    count = 0
+    for leaf_name, leaf in named_leaves(first_of_all) + named_leaves(rest):
+        if not leaf.sharding.is_fully_replicated:
+            continue
+        first, *others = (np.asarray(shard.data) for shard in leaf.addressable_shards)
+        count += 1
+        for rank, other in enumerate(others, 1):
+            if first.tobytes() != other.tobytes():
+                return Line(name, "fail", _differs(leaf_name, rank, first, other))
+    return Line(name, "pass", f"{count} leaves equal to the bit on {run.step.mesh.size} devices")
+
+
+def _differs(leaf: str, rank: int, first: np.ndarray, other: np.ndarray) -> str:
+    at = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(first != other)))
+    a, b = (np.atleast_1d(x)[at] for x in (first, other))
+    return (
+        f"{leaf}{list(at)} is {a!s} on device 0 and {b!s} on device {rank} after {STEPS} steps; "
+        "likely a reduction that is missing, or a sum that devices compute apart, unfenced"
+    )
+
+
+def one_reduction(run: Run, subject: Subject) -> Line:
+    """Gradients are reduced once a step, outside of the loop over microbatches."""
+    name = "reductions"
+    found = hlo.collectives(run.compiled.as_text() or "")
+    if run.step.mesh.size == 1:
+        return Line(name, "n/a", "one device reduces nothing")
+    smallest = max(leaf.nbytes for leaf in jax.tree.leaves(run.state.params))
+    looped = [c for c in found if c.in_loop and c.result_bytes >= smallest]
+    if looped:
+        return Line(
+            name,
+            "fail",
+            f"{hlo.describe(looped)} inside the loop over microbatches: "
+            f"{run.step.microbatches} times the bytes; likely a reduction in the loss, or of "
+            "every microbatch's gradient: reduce their sum once",
+        )
+    params = hlo.format_bytes(count_bytes(run.state.params))
+    if not found:
+        return Line(name, "fail", f"none found, {params} of gradients expected; nothing is reduced")
+    return Line(name, "pass", f"{hlo.describe(found)} for {params} of gradients, none in a loop")
+
+
+def resume(run: Run, subject: Subject) -> Line:
+    """Saved, restored and gone on with is the straight run."""
+    name = "resume"
+    like = run.step.init(*subject.init())
+    with Checkpoints(run.saved) as checkpoints:
+        state, _, _ = checkpoints.restore(like)
+    first = int(state.step)
+    for t in range(first, STEPS):
+        state, _ = run.step(state, run.step.place(subject.weighted(t)))
+    straight = dict(named_leaves(run.state))
+    for leaf_name, leaf in named_leaves(state):
+        a, b = np.asarray(straight[leaf_name]), np.asarray(leaf)
+        if a.tobytes() != b.tobytes():
+            difference = np.abs(a.astype(np.float64) - b.astype(np.float64)).max()
+            return Line(
+                name,
+                "fail",
+                f"{leaf_name} differs by up to {difference:.3g} from the straight run; likely a "
+                "state that is not in the checkpoint: a counter in Python, a data pipeline that "
+                "remembers, an unseeded draw",
+            )
+    detail = (
+        f"{STEPS} steps, and {first} + {STEPS - first} with a checkpoint between: the same bits"
+    )
+    return Line(name, "pass", detail)
+
+
+def one_compilation(run: Run) -> Line:
+    """No step compiled anew."""
+    name = "compilation"
+    count = getattr(run.step.run, "_cache_size", lambda: 1)()
+    # the resumed run used the same step: its arrays came from a checkpoint
+    if count == 1:
+        return Line(name, "pass", f"one program for {STEPS} steps and the resumed ones")
+    return Line(
+        name,
+        "fail",
+        f"{count} programs for {STEPS} steps; likely a shape, a dtype or a placement that changes "
+        "from step to step",
+    )
+
+
+def donation(run: Run) -> Line:
+    """The old state's memory is used for the new one."""
+    name = "donation"
+    given, leaves = run.donated
+    state = hlo.format_bytes(count_bytes(run.state))
+    if given == leaves:
+        return Line(name, "pass", f"{state} of state are updated in place")
+    return Line(
+        name,
+        "fail",
+        f"{leaves - given} of {leaves} arrays of the state were kept: twice the memory; likely a "
+        "step that was compiled without donate_argnums=0",
+    )
+
+
+def temporary_folder() -> "tempfile.TemporaryDirectory[str]":
+    """Where the checkpoint goes; removed when left."""
+    return tempfile.TemporaryDirectory(prefix="jaxdp-check-")

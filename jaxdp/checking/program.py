@@ -1,0 +1,41 @@
+"""What the program prints."""
+
+from collections import Counter
+
+from jaxdp.assemble import load_data
+from jaxdp.checking.lines import text
+from jaxdp.checking.run import run_check
+from jaxdp.checking.subject import subject_of
+from jaxdp.config import Config, check_devices
+from jaxdp.errors import Exit, UserError
+from jaxdp.mesh import use_devices
+
+_CPU_DEVICES = 4  # emulated where nothing is said and there is only the CPU
+
+
+def check_and_tell(config: Config) -> int:
+    """Checks a configuration; returns the exit code.
+
+    Raises:
+      UserError: the data or the devices do not fit.
+    """
+    dataset = load_data(config)
+    devices = use_devices(config.devices, cpu_default=_CPU_DEVICES)
+    if mistakes := check_devices(config, len(devices)):
+        raise UserError(*mistakes)
+    if len(devices) < 2:
+        raise UserError("devices: 1; expected at least 2, to be held against one: --devices 4")
+    subject = subject_of(config, dataset, devices)
+    emulated = "emulated " if devices[0].platform == "cpu" else ""
+    print(
+        f"{config.model.kind} on {dataset.name}: {len(devices)} {emulated}devices against 1; "
+        f"{subject.size} of {config.global_batch} examples a step, "
+        f"{config.microbatches} microbatch{'es' * (config.microbatches > 1)}, "
+        f"sync {config.sync.algorithm}",
+        flush=True,
+    )
+    lines = run_check(subject, devices, lambda line: print(text(line), flush=True))
+    count = Counter(line.verdict for line in lines)
+    same = "the same training" if not count["fail"] else "NOT the same training"
+    print(f"{same}: {count['pass']} passed, {count['fail']} failed, {count['n/a']} not applicable")
+    return Exit.FAULT_FOUND if count["fail"] else Exit.DONE

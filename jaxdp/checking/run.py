@@ -1,0 +1,49 @@
+"""All questions, one after the other."""
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from jaxdp.checking import equality, execution
+from jaxdp.checking.lines import Line
+from jaxdp.checking.randomness import randomness
+from jaxdp.checking.stream import stream
+from jaxdp.checking.subject import Subject
+from jaxdp.types import Device
+
+
+def run_check(
+    subject: Subject,
+    devices: Sequence[Device],
+    on_line: Callable[[Line], None] = lambda line: None,
+) -> list[Line]:
+    """Whether a training on `devices` is the training on the first of them.
+
+    Args:
+      subject: the training.
+      devices: at least two, of one kind.
+      on_line: told each answer as soon as it is found.
+
+    Returns:
+      One line per question; the training is right if none of them failed.
+    """
+    lines: list[Line] = []
+
+    def answer(line: Line) -> None:
+        lines.append(line)
+        on_line(line)
+
+    answer(equality.gradients(subject, devices))
+    answer(equality.weights(subject, devices, lines[0].verdict == "pass"))
+    answer(equality.optimizer(subject, devices))
+    answer(randomness(subject, devices))
+    answer(stream(subject))
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells its steps there
+    with execution.temporary_folder() as folder:
+        run = execution.run_steps(subject, devices, Path(folder) / "checkpoints")
+        answer(execution.replicas(run))
+        answer(execution.one_reduction(run, subject))
+        answer(execution.resume(run, subject))
+    answer(execution.one_compilation(run))
+    answer(execution.donation(run))
+    return lines

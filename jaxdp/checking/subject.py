@@ -1,0 +1,70 @@
+"""What is checked: a training, as far as the questions need it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxdp.assemble import Job, assemble
+from jaxdp.config import Config
+from jaxdp.data import Dataset
+from jaxdp.loop import Batches
+from jaxdp.step import TrainStep
+from jaxdp.types import Device, LossFn, PyTree
+
+_MOST_PER_DEVICE = 4  # examples of a microbatch on a device: more prove no more, and take longer
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A training to be checked.
+
+    Attributes:
+      loss_fn: what is trained.
+      make_step: (mesh=, **options of make_train_step to be replaced) -> TrainStep.
+      init: () -> (params, model state), the same each time.
+      batches: the data stream; only the first `size` examples of each batch are used.
+      size: examples per step.
+      compute_dtype: of the loss in training; None: that of the parameters.
+    """
+
+    loss_fn: LossFn
+    make_step: Callable[..., TrainStep]
+    init: Callable[[], tuple[PyTree, PyTree]]
+    batches: Batches
+    size: int
+    compute_dtype: Any = None
+
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        """The examples of a step, every one of weight 1."""
+        batch = {name: np.asarray(x)[: self.size] for name, x in self.batches.batch(step).items()}
+        return {"weight": np.ones(self.size, np.float32), **batch}
+
+    def weighted(self, step: int) -> dict[str, np.ndarray]:
+        """The same with weights 0 to 4; the last quarter of the examples has weight 0."""
+        rng = np.random.default_rng(step)
+        weight = rng.integers(0, 5, self.size).astype(np.float32)
+        weight[0], weight[-(self.size // 4) :] = 1, 0
+        batch = self.batch(step)
+        return batch | {"weight": batch["weight"] * weight}
+
+
+def subject_of(config: Config, dataset: Dataset, devices: list[Device]) -> Subject:
+    """The subject of a configuration on `devices`."""
+    job: Job = assemble(config, dataset, devices)
+    parts = config.microbatches * len(devices)
+
+    def init() -> tuple[PyTree, PyTree]:
+        state = job.init()
+        return jax.device_get((state.params, state.model_state))
+
+    return Subject(
+        loss_fn=job.loss_fn,
+        make_step=job.make_step,
+        init=init,
+        batches=job.loader,
+        size=min(config.global_batch, parts * _MOST_PER_DEVICE),
+        compute_dtype=None if config.compute_dtype == "float32" else config.compute_dtype,
+    )

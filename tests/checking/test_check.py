@@ -1,0 +1,244 @@
+"""Every line of a check passes on a right training, and fails on the mistake it is about."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxdp import GradSync, LossOut, all_reduce_sync, load_config, make_train_step
+from jaxdp.assemble import load_data
+from jaxdp.checking import Subject, run_check, subject_of
+from jaxdp.step import TrainStep
+
+WIDTH, BATCH, CLASSES = 6, 16, 3
+LINES = ("gradients", "weights", "optimizer", "randomness", "data stream")
+LINES += ("replicas", "reductions", "resume", "compilation", "donation")
+
+
+class Stream:
+    """Random examples, a function of the step."""
+
+    def __init__(self, seed):
+        self.seed = seed
+
+    def batch(self, step):
+        rng = np.random.default_rng([self.seed, step])
+        x = rng.normal(size=(BATCH, WIDTH)).astype(np.float32)
+        return {"x": x, "y": rng.integers(0, CLASSES, BATCH).astype(np.int32)}
+
+
+def drop(h, keys):
+    if keys is None:
+        return h
+    keep = jax.vmap(lambda key: jax.random.bernoulli(key, 0.7, h.shape[1:]))(keys)
+    return jnp.where(keep, h / 0.7, 0)
+
+
+def losses_of(params, batch, keys, dropout=drop):
+    h = dropout(jnp.tanh(batch["x"].astype(params["a"].dtype) @ params["a"]), keys)
+    return optax.softmax_cross_entropy_with_integer_labels(h @ params["b"], batch["y"])
+
+
+def right(params, model_state, batch, keys):
+    losses = losses_of(params, batch, keys)
+    weight = batch["weight"].astype(losses.dtype)
+    return LossOut((losses * weight).sum(), weight.sum())
+
+
+def subject(rng, loss=right, sync=None, microbatches=2, stream=None, **changes):
+    options = {
+        "loss_fn": loss,
+        "optimizer": optax.adam(0.01),
+        "sync": sync or all_reduce_sync("ring"),
+        "microbatches": microbatches,
+    }
+    a = rng.normal(size=(WIDTH, 5)).astype(np.float32)
+    b = rng.normal(size=(5, CLASSES)).astype(np.float32)
+    return Subject(
+        loss_fn=loss,
+        make_step=functools.partial(make_train_step, **options),
+        init=lambda: ({"a": a, "b": b}, {}),
+        batches=stream or Stream(int(rng.integers(99))),
+        size=BATCH,
+        **changes,
+    )
+
+
+def failed(subject, n=4):
+    lines = run_check(subject, jax.devices()[:n])
+    assert tuple(line.name for line in lines) == LINES
+    return {line.name: line.detail for line in lines if line.verdict == "fail"}
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize("n", [2, 4])
+def test_a_right_training_passes(n, microbatches, rng):
+    assert failed(subject(rng, microbatches=microbatches), n) == {}
+
+
+def test_a_mean_of_means(rng):
+    def loss(params, model_state, batch, keys):
+        out = right(params, model_state, batch, keys)
+        return LossOut(out.sum / jnp.maximum(out.weight, 1), jnp.ones_like(out.sum))
+
+    found = failed(subject(rng, loss))
+    assert "gradients" not in found
+    assert "a mean of means" in found["weights"]
+
+
+def test_a_forgotten_reduction(rng):
+    found = failed(
+        subject(rng, sync=GradSync(lambda tree: (), lambda tree, state, axis: (tree, state)))
+    )
+    assert "params/a" in found["replicas"]
+    assert "device 0" in found["replicas"]
+    assert "nothing is reduced" in found["reductions"]
+    assert "gradients" in found
+
+
+def test_a_reduction_of_some_leaves_only(rng):
+    def update(tree, state, axis):
+        whole = jax.lax.psum(tree, axis)
+        whole["grads"]["b"] = tree["grads"]["b"]
+        return whole, state
+
+    found = failed(subject(rng, sync=GradSync(lambda tree: (), update)))
+    assert "params/b" in found["gradients"]
+    assert "params/b" in found["replicas"]
+
+
+def test_a_sum_taken_for_a_mean(rng):
+    def update(tree, state, axis):
+        whole = jax.lax.psum(tree, axis)
+        n = jax.lax.axis_size(axis)
+        return whole | {"grads": jax.tree.map(lambda g: g * n, whole["grads"])}, state
+
+    found = failed(subject(rng, sync=GradSync(lambda tree: (), update)))
+    assert "a sum over the 4 devices where their mean is wanted" in found["gradients"]
+
+
+def test_batch_statistics_kept_local():
+    path = "configs/digits_resnet.yaml"
+    for mode, wanted in (("sync", set()), ("local", {"gradients", "weights", "optimizer"})):
+        config = load_config(path, [("model.batch_norm", mode), ("model.channels", [4])])
+        found = failed(subject_of(config, load_data(config), jax.devices()[:4]))
+        assert set(found) == wanted
+        if mode == "local":
+            assert "model.batch_norm local" in found["gradients"]
+
+
+def test_random_numbers_without_the_examples_keys(rng):
+    def constant(h, keys):
+        return (
+            h
+            if keys is None
+            else jnp.where(jax.random.bernoulli(jax.random.key(0), 0.7, h.shape), h, 0)
+        )
+
+    def first_key(h, keys):
+        return h if keys is None else jnp.where(jax.random.bernoulli(keys[0], 0.7, h.shape), h, 0)
+
+    for dropout, words in (
+        (constant, "a key of its own"),
+        (first_key, "one mask for the whole batch"),
+    ):
+
+        def loss(params, model_state, batch, keys, dropout=dropout):
+            losses = losses_of(params, batch, keys, dropout)
+            return LossOut((losses * batch["weight"]).sum(), batch["weight"].sum())
+
+        assert words in failed(subject(rng, loss))["randomness"]
+
+
+def test_a_reduction_inside_the_loop(rng):
+    # a batch so that the gradient is in the loop over microbatches: the sum goes through psum there
+    @jax.custom_vjp
+    def reduced(x):
+        return x
+
+    reduced.defvjp(lambda x: (x, None), lambda _, g: (jax.lax.pmean(g, "data"),))
+
+    def loss(params, model_state, batch, keys):
+        return right(jax.tree.map(reduced, params), model_state, batch, keys)
+
+    found = failed(subject(rng, loss))
+    assert "inside the loop over microbatches" in found["reductions"]
+    assert "gradients" not in found  # the numbers are right: only this line can tell
+
+
+def test_a_stream_that_remembers(rng):
+    class Remembers(Stream):
+        calls = 0
+
+        def batch(self, step):
+            self.calls += 1
+            return super().batch(step + 100 * self.calls)
+
+    found = failed(subject(rng, stream=Remembers(1)))
+    assert "gave other examples when asked again" in found["data stream"]
+    assert "differs by up to" in found["resume"]
+
+
+def test_a_batch_of_another_size(rng):
+    class Ragged(Stream):
+        def batch(self, step):
+            size = BATCH if step % 2 == 0 else BATCH // 2
+            return {name: x[:size] for name, x in super().batch(step).items()}
+
+    class Cut(Subject):
+        def batch(self, step):
+            batch = self.batches.batch(step)
+            return {"weight": np.ones(len(batch["x"]), np.float32), **batch}
+
+        def weighted(self, step):
+            return self.batch(step)
+
+    one = subject(rng, stream=Ragged(2))
+    found = failed(Cut(**{f.name: getattr(one, f.name) for f in dataclasses.fields(one)}))
+    assert "2 different shapes" in found["data stream"]
+    assert "2 programs" in found["compilation"]
+
+
+def test_a_state_outside_of_the_checkpoint(rng):
+    one = subject(rng)
+
+    def make_step(**options):
+        step, calls = one.make_step(**options), [0]
+
+        def run(state, batch):
+            calls[0] += 1
+            x = np.asarray(batch["x"]) * np.float32(calls[0])
+            return step.run(state, dict(batch) | {"x": jax.device_put(x, batch["x"].sharding)})
+
+        run.lower = step.run.lower
+        return TrainStep(run, step.mesh, step.microbatches, step.optimizer, step.sync)
+
+    found = failed(dataclasses.replace(one, make_step=make_step))
+    assert "not in the checkpoint" in found["resume"]
+
+
+def test_a_state_that_is_not_donated(rng):
+    one = subject(rng)
+
+    def make_step(**options):
+        step = one.make_step(**options)
+        run = jax.jit(step.run.__wrapped__)
+        return TrainStep(run, step.mesh, step.microbatches, step.optimizer, step.sync)
+
+    found = failed(dataclasses.replace(one, make_step=make_step))
+    assert set(found) == {"donation"}
+    assert "twice the memory" in found["donation"]
+
+
+def test_a_loss_without_weights_or_randomness(rng):
+    def loss(params, model_state, batch, keys):
+        losses = losses_of(params, batch, None)
+        return LossOut(losses.sum(), jnp.asarray(len(losses), losses.dtype))
+
+    lines = {line.name: line for line in run_check(subject(rng, loss), jax.devices()[:2])}
+    assert lines["weights"].verdict == lines["randomness"].verdict == "n/a"
+    assert all(line.verdict != "fail" for line in lines.values())

@@ -1,0 +1,30 @@
+import subprocess
+import sys
+
+
+def check(*arguments):
+    command = [sys.executable, "-m", "jaxdp.check", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_shipped_configuration():
+    small = ("--model.hidden", "[8]", "--devices", 2)
+    code, out, err = check("--config", "configs/digits_mlp.yaml", *small)
+    assert (code, err) == (0, "")
+    assert "2 emulated devices against 1" in out
+    assert out.splitlines()[-1] == "the same training: 10 passed, 0 failed, 0 not applicable"
+
+
+def test_another_algorithm_is_a_fault():
+    local = ("--model.batch_norm", "local", "--model.channels", "[4]", "--devices", 2)
+    code, out, _ = check("--config", "configs/digits_resnet.yaml", *local)
+    assert code == 3
+    assert out.splitlines()[-1].startswith("NOT the same training")
+
+
+def test_mistakes():
+    assert check("--model.kind", "vgg")[0] == 2
+    code, out, err = check("--devices", 1)
+    assert (code, out) == (2, "")
+    assert err == "devices: 1; expected at least 2, to be held against one: --devices 4\n"
