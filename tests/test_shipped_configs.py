@@ -18,8 +18,9 @@ ROOT = Path(__file__).parent.parent
 STEPS = 20
 CONFIGS = {"digits_mlp": 0.1, "gpt_tiny": 0.1, "fashion_cnn": 0.05}  # and a rate for SGD
 SHIPPED = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
-# ReLU and max-pool: a value within rounding of the kink takes either branch.  Sums round differently
-# on 1 and N devices, so float32 runs part by one example's gradient (seen: 2.7e-4 of a bias)
+# ReLU and max-pool: a value within rounding of the kink takes either branch, and sums round
+# differently on 1 and N devices, so float32 runs part by one example's gradient (seen: 2.7e-4 of a
+# bias); float64 runs never did
 KINKED = {"fashion_cnn"}
 CASES = [
     (n, algorithm, microbatches)

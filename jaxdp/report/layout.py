@@ -73,8 +73,7 @@ def _ring_of_places(n: int, x: float, y: float, radius: float) -> list[tuple[flo
 
 def _side(n: int, radius: float) -> float:
     """Width of a box on a circle of n, leaving room for labels and for messages in between."""
-    between = 2 * radius * sin(pi / max(n, 2))
-    return min(_LARGEST, 0.62 * between if n < 10 else between - _TOP)
+    return min(_LARGEST, 0.62 * 2 * radius * sin(pi / max(n, 2)))
 
 
 def _circle(n: int, aspect: float) -> Layout:

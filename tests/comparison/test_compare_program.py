@@ -36,6 +36,8 @@ def compare(*argv, **environment):
         (["--draw", "ring", "--report", "f.html"], ["--draw: prints rounds and measures nothing"]),
         (["--plot", "f.foo"], ["--plot: f.foo; expected a name that ends in one of ."]),
         (["--plot", "f"], ["--plot: f; expected a name that ends in one of ."]),
+        (["--html", "x.html"], ["--html: has no effect without --draw"]),
+        (["--draw", "ring", "--html", "/no/such/f.html"], ["--html: there is no folder /no/such"]),
         (["--draw", "psum"], ["--draw: psum has no schedule for all_reduce; expected some of"]),
         (["--devices", "3", "--nproc", "2"], ["--devices: 3 cannot be spread over 2 processes"]),
         (["--model", "no.yaml"], ["no.yaml: no such file"]),
@@ -89,3 +91,11 @@ def test_draw():
     assert code == 0
     assert out.splitlines()[2] == "all_reduce, 3 ranks, 3 chunks, 4 rounds"
     assert out.splitlines()[3] == "round   1  0>1 c2+   1>2 c0+   2>0 c1+"
+
+
+def test_draw_as_a_page(tmp_path):
+    path = tmp_path / "ring.html"
+    code, out, _ = compare("--draw", "tree,ring", "--devices", 3, "--html", path)
+    assert code == 0
+    assert str(path) in out
+    assert path.read_text().startswith("<!doctype html>")

@@ -48,7 +48,7 @@ def test_defaults_break_nothing():
         (
             {"model": Gpt(), "data": Digits()},
             "data.kind: digits does not fit model.kind gpt; "
-            "expected stdlib_text, text_file or tokens, or model.kind mlp or cnn",
+            "expected stdlib_text, text_file or tokens, or model.kind mlp, cnn or resnet",
         ),
         (
             {"data": TextFile(path="a")},
