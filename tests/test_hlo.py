@@ -1,5 +1,7 @@
 """Reading compiled programs."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,3 +52,9 @@ ENTRY %main (p: f32[8]) -> f32[8] {
         hlo.describe([permute, permute, reduce])
         == "2 collective-permutes, 64 B; 1 all-reduce, 20 B"
     )
+    looped = replace(permute, in_loop=True)
+    assert hlo.summary([permute, looped, permute, reduce]) == [
+        {"kind": "collective-permute", "in_loop": False, "count": 2, "result_bytes": 64},
+        {"kind": "collective-permute", "in_loop": True, "count": 1, "result_bytes": 32},
+        {"kind": "all-reduce", "in_loop": False, "count": 1, "result_bytes": 20},
+    ]

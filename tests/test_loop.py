@@ -148,6 +148,17 @@ def test_l2_step_time_is_that_of_the_work_not_of_the_dispatch(mesh_of):
     result = fit(step, step.init({"w": np.float32(0)}), Batches(), 12, log=log)
     assert all(row["step_time_s"] >= 0.03 for row in rows[1:])
     assert result.train_s >= 12 * 0.03
+    assert result.waited_s < 0.03
+
+
+def test_waiting_for_input_is_known(step):
+    class Slow(Batches):
+        def batch(self, t):
+            time.sleep(0.02)
+            return super().batch(t)
+
+    result = fit(step, step.init({"w": np.float32(0)}), Slow(), 12)
+    assert 12 * 0.01 <= result.waited_s <= result.train_s
 
 
 def test_l2_evaluation_and_saving_are_not_part_of_a_step(step, monkeypatch):

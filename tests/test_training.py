@@ -47,7 +47,8 @@ def test_the_run_folder(tmp_path):
     reporter = Lines()
     summary = run(tmp_path / "a", reporter=reporter)
     assert sorted(path.name for path in (tmp_path / "a").iterdir()) == [
-        "checkpoints", "config.yaml", "environment.json", "metrics.jsonl", "summary.json",
+        "checkpoints", "config.yaml", "environment.json", "metrics.jsonl", "report.html",
+        "summary.json",
     ]  # fmt: skip
     assert json.loads((tmp_path / "a" / "summary.json").read_text()) == summary
     assert (summary["steps"], summary["devices"], summary["stopped"]) == (24, 4, False)

@@ -108,7 +108,9 @@ def _crossovers(rows: list[Row]) -> str:
         for one, other in crossovers(rows)
     ]
     if not found:
-        return "<p>One algorithm is the fastest at every size.</p>\n"
+        best = [row["algorithm"] for row in best_per_size(rows).values()]
+        words = f"{escape(best[0])} is the fastest at every size" if best else "no result is right"
+        return f"<p>No crossover: {words}.</p>\n"
     return f"<p>Crossovers, as numbered in the chart:</p>\n<ol>{''.join(found)}</ol>\n"
 
 
@@ -185,8 +187,8 @@ def _model(comparison: Comparison) -> Iterator[str]:
 
 def _rows(rows: list[Row]) -> str:
     columns = (
-        "bytes", "arrays", "count", "algorithm", "time", "p99", "predicted",
-        "time / predicted", "algbw", "busbw", "wrong",
+        "bytes", "arrays", "count", "algorithm", "time", "p99", "model",
+        "time/model", "algbw", "busbw", "wrong",
     )  # fmt: skip
     table = [
         [

@@ -152,9 +152,10 @@ def _curves(run: _Run) -> Iterator[str]:
     def chart(
         title: str, label: str, series: Iterable[Series], unit: Unit = "", log: bool = False
     ) -> str:
-        known = [one for one in series if any(y is not None for y in one.y)]
+        told = [one for one in series if one.x]
+        known = [one for one in told if any(y is not None for y in one.y)]
         if not known:
-            return ""
+            return f"<p>{escape(title)}: not one finite value.</p>\n" if told else ""
         return line_chart(
             known, title=title, x_label="step", y_label=label, y_unit=unit, log_y=log, marks=marks
         )

@@ -18,7 +18,7 @@ _UNITS: dict[Unit, tuple[tuple[float, str], ...]] = {
 }
 _MOST_LABELS = 7
 _LONG = 1e5  # plain numbers from here on are shortened on axes: 200k
-_TINY = 1e-4
+_TINY, _HUGE = 1e-4, 1e8  # below and from here on they are written with an exponent
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,9 @@ class Axis:
         step = _step(self.high - self.low, binary=self.unit == "bytes")
         numbers = range(math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9) + 1)
         largest = max(abs(self.low), abs(self.high))
+        if not self.unit and (step < _TINY or largest >= _HUGE):
+            digits = max(1, math.ceil(math.log10(largest / step)) + 1)
+            return [(i * step, _with_exponent(i * step, digits) if i else "0") for i in numbers]
         size, name = (
             (1e3, "k") if not self.unit and largest >= _LONG else _scale(largest, self.unit)
         )
@@ -119,11 +122,15 @@ def write(value: float | None, unit: Unit = "", digits: int = 4) -> str:
 def _significant(value: float, digits: int) -> str:
     if value == 0:
         return "0"
-    if abs(value) < _TINY:
-        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
-        return f"{_trimmed(mantissa)}e{int(exponent)}"
+    if not _TINY <= abs(value) < _HUGE:
+        return _with_exponent(value, digits)
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
     return _trimmed(f"{round(value, decimals):,.{max(0, decimals)}f}")
+
+
+def _with_exponent(value: float, digits: int) -> str:
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    return f"{_trimmed(mantissa)}e{int(exponent)}"
 
 
 def _trimmed(text: str) -> str:

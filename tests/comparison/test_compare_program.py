@@ -31,6 +31,11 @@ def compare(*argv, **environment):
         (["--size", "3"], ["unrecognized arguments: --size 3; see python -m jaxdp.compare --help"]),
         (["--tune-file", "x"], ["--tune-file: has no effect without --tune"]),
         (["--json", "/no/such/f.json"], ["--json: there is no folder /no/such"]),
+        (["--report", "/no/such/f.html"], ["--report: there is no folder /no/such"]),
+        (["--report", "f.txt"], ["--report: f.txt; expected a name that ends in .html"]),
+        (["--draw", "ring", "--report", "f.html"], ["--draw: prints rounds and measures nothing"]),
+        (["--plot", "f.foo"], ["--plot: f.foo; expected a name that ends in one of ."]),
+        (["--plot", "f"], ["--plot: f; expected a name that ends in one of ."]),
         (["--html", "x.html"], ["--html: has no effect without --draw"]),
         (["--draw", "ring", "--html", "/no/such/f.html"], ["--html: there is no folder /no/such"]),
         (["--draw", "psum"], ["--draw: psum has no schedule for all_reduce; expected some of"]),
@@ -49,11 +54,13 @@ def test_one_process(tmp_path):
     code, out, err = compare(
         "--devices", 3, "--algorithms", "psum,ring,tree", "--max-bytes", "4K", "--iters", 2,
         "--json", tmp_path / "c.json", "--plot", tmp_path / "c.png",
+        "--report", tmp_path / "c.html",
     )  # fmt: skip
     assert (code, err) == (0, "")
     assert "3 emulated devices in one process: shared memory, not a network" in out
     assert "out of bounds values: 0 OK" in out
     assert len(json.loads((tmp_path / "c.json").read_text())["rows"]) == 6
+    assert "<h1>all_reduce on 3 ranks, float32, sum</h1>" in (tmp_path / "c.html").read_text()
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -80,6 +80,17 @@ def test_wrong_results_are_said_in_words(rng):
     assert "The machine was busy: load 3.0 on 2 cores" in text
 
 
+def test_one_winner_and_none(rng):
+    found = synthetic(rng)
+    for row in found.rows:
+        row["time_us"] = 1.0 if row["algorithm"] == "tree" else 2.0
+    assert "No crossover: tree is the fastest at every size." in text_of(
+        comparison_page(found).html
+    )
+    found.rows[:] = [row | {"wrong": 1} for row in found.rows]
+    assert "No crossover: no result is right." in text_of(comparison_page(found).html)
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [

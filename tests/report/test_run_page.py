@@ -116,13 +116,14 @@ def test_a_stopped_run_and_its_continuation(tmp_path):
 
 def test_what_went_wrong_stands_on_top(tmp_path, check_html):
     with pytest.raises(NumericsError):
-        run(tmp_path / "a", optimizer__kind="sgd", optimizer__learning_rate=1e30, log__every=1)
+        run(tmp_path / "a", optimizer__kind="sgd", optimizer__learning_rate=1e30, log__every=6)
     summary = json.loads((tmp_path / "a" / "summary.json").read_text())
     assert summary["stopped"]
     html = (tmp_path / "a" / "report.html").read_text()
     check_html(html)
     text = text_of(html)
     assert f"FAILED at step {summary['steps']} of 24: a loss or gradient was not finite" in text
+    assert "Loss: not one finite value." in text
     assert text.index("FAILED") < text.index("Curves")
 
 
