@@ -20,6 +20,7 @@ from jaxdp.errors import UserError
 from jaxdp.loop import Every, FitResult, fit
 from jaxdp.mesh import use_devices
 from jaxdp.optim import describe_decay
+from jaxdp.plan import compare
 from jaxdp.report.progress import Reporter, SilentReporter, duration
 from jaxdp.report.runfolder import (
     check_run_folder,
@@ -161,6 +162,9 @@ def _fit(
         write_json(out / "environment.json", environment(list(job.mesh.devices.flat)))
         found = hlo.collectives(compiled.as_text() or "")
         reporter.line(f"compiled in {seconds:.1f} s: a step runs {hlo.describe(found)}")
+        (lowered_for, _) = compiled.args_info
+        if (plan := job.step.plan(*lowered_for)) is not None:
+            reporter.line(f"sync   {compare(plan, found)}")
 
     try:
         if int(state.step) >= config.steps:  # killed after the last save, before the summary
@@ -201,12 +205,18 @@ def _check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:
 
 def _choose_algorithm(config: Config, dataset: Dataset, devices: list[Device]) -> Choice:
     """The algorithm of the configuration, or what `auto` comes to."""
+    cap = config.sync.bucket_bytes
     if config.sync.algorithm != "auto":
-        return Choice(config.sync.algorithm, "one reduction per step")
-    params = param_shapes(config, dataset)
+        buckets = "one reduction per step"
+        if cap is not None:
+            buckets = f"in buckets of at most {hlo.format_bytes(cap)}"
+        return Choice(config.sync.algorithm, buckets)
+    nbytes = count_bytes(param_shapes(config, dataset))
+    if cap is not None:
+        nbytes = min(nbytes, cap)
     if config.sync.tune == "file":
-        return choose(count_bytes(params), len(devices), config.sync.tune_file)
-    return fastest(devices, count_bytes(params))
+        return choose(nbytes, len(devices), config.sync.tune_file)
+    return fastest(devices, nbytes)
 
 
 def _introduction(

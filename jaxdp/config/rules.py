@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from jaxdp.config.keys import SECTIONS, flatten
 from jaxdp.config.schema import Config
 from jaxdp.config.words import either
+from jaxdp.sizes import parse_bytes
 
 
 class Rule(NamedTuple):
@@ -113,6 +114,16 @@ def _file_is_read(tune_file: str | None, tune: str) -> str | None:
     return f"{tune_file} has no effect with sync.tune {tune}; remove one of them"
 
 
+def _first_bucket_fits(first: int | str | None, cap: int | str | None) -> str | None:
+    if first is None:
+        return None
+    if cap is None:
+        return f"{first} has no effect without sync.bucket_bytes; set both, or none"
+    if parse_bytes(first) <= parse_bytes(cap):
+        return None
+    return f"{first} is more than sync.bucket_bytes = {cap}; expected at most that"
+
+
 DEVICE_RULES = (
     Rule(("global_batch", "microbatches", "devices"), _batch_splits),
     Rule(("eval.batch", "devices"), _eval_batch_splits),
@@ -128,6 +139,7 @@ RULES = (
     Rule(("sync.tune", "sync.algorithm"), _only_auto_tunes),
     Rule(("sync.tune_file", "sync.algorithm"), _only_auto_tunes),
     Rule(("sync.tune_file", "sync.tune"), _file_is_read),
+    Rule(("sync.first_bucket_bytes", "sync.bucket_bytes"), _first_bucket_fits),
     Rule(("data.heldout_fraction", "data.kind", "data.heldout_path"), _fraction_is_used),
 )
 

@@ -49,6 +49,8 @@ sync:
   algorithm: psum
   tune: file
   tune_file: null
+  bucket_bytes: null
+  first_bucket_bytes: null
 checkpoint:
   every: 0
   keep: 3

@@ -8,7 +8,7 @@ from jaxdp.config import Config, check_devices, flatten
 from jaxdp.config.keys import KEYS
 from jaxdp.config.kinds import Digits, Gpt, Momentum, Npz, Sgd, TextFile, Tokens
 from jaxdp.config.rules import RULES, broken_rules
-from jaxdp.config.schema import Checkpoint, Eval
+from jaxdp.config.schema import Checkpoint, Eval, Sync
 
 
 def broken(**keys) -> list[str]:
@@ -80,6 +80,14 @@ def test_defaults_break_nothing():
             "optimizer.nesterov: true has no effect with momentum 0",
         ),
         (
+            {"sync": Sync(first_bucket_bytes=5)},
+            "sync.first_bucket_bytes: 5 has no effect without sync.bucket_bytes; set both, or none",
+        ),
+        (
+            {"sync": Sync(bucket_bytes=4, first_bucket_bytes=5)},
+            "sync.first_bucket_bytes: 5 is more than sync.bucket_bytes = 4; expected at most that",
+        ),
+        (
             {"data": Npz(path="a", heldout_path="b", heldout_fraction=0.2)},
             "data.heldout_fraction: 0.2 has no effect, since data.heldout_path is given; "
             "remove one of them",
@@ -98,6 +106,7 @@ def test_broken_rule(keys, line):
         {"eval": Eval(every=10), "checkpoint": Checkpoint(every=10), "steps": 10},
         {"data": Tokens(path="a", heldout_path="b"), "model": Gpt()},
         {"devices": 8, "eval": Eval(batch=8), "microbatches": 2},
+        {"sync": Sync(bucket_bytes=5, first_bucket_bytes=5)},
     ],
 )
 def test_kept_rules(keys):

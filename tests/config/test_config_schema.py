@@ -38,6 +38,8 @@ DEFAULTS = {
     "sync.algorithm": "psum",
     "sync.tune": "file",
     "sync.tune_file": None,
+    "sync.bucket_bytes": None,
+    "sync.first_bucket_bytes": None,
     "checkpoint.every": 0,
     "checkpoint.keep": 3,
     "eval.every": 0,
