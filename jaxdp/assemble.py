@@ -76,6 +76,7 @@ def make_sync(config: Config, algorithm: str | None = None) -> GradSync:
         algorithm or config.sync.algorithm,
         bucket_bytes=config.sync.bucket_bytes,
         first_bucket_bytes=config.sync.first_bucket_bytes,
+        wire=config.sync.wire,
     )
 
 

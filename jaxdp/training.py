@@ -236,8 +236,8 @@ def _introduction(
         f"{hlo.format_bytes(count_bytes(state.params))}, compute in {config.compute_dtype}",
         f"batch  {config.global_batch} = {each} examples x {config.microbatches} microbatch"
         f"{'es' * (config.microbatches > 1)} x {n} device{'s' * (n > 1)}",
-        f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of gradients; "
-        f"{choice.reason}",
+        f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of gradients, "
+        f"{config.sync.wire} on the wire; {choice.reason}",
     ]
     if getattr(config.optimizer, "weight_decay", 0):
         lines += describe_decay(state.params)

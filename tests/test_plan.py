@@ -42,7 +42,7 @@ def test_every_difference_is_told():
         (reduces(400, 400, 400), "3 all-reduces, 1.2 kB: the compiler split them"),
         (
             reduces(800, 1600),
-            "2 all-reduces, 2.4 kB: the compiler carries other types than were asked for",
+            "2 all-reduces, 2.4 kB: the compiler carries wider types than were asked for",
         ),
         (reduces(400, 800, in_loop=True), "2 all-reduces, 1.2 kB, 2 of them in a loop"),
         ([], "no collective"),

@@ -42,6 +42,8 @@ Algorithm = Literal[
     "auto",
 ]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+# Those that add nothing before it is decoded.
+INT8_ALGORITHMS = ("psum", "all_to_all", "all_gather_sum")
 
 
 class Sync(Section):
@@ -65,6 +67,10 @@ class Sync(Section):
         default=None,
         description="the same for the first reduction, which can start early; "
         "null: 1M, or sync.bucket_bytes if that is less",
+    )
+    wire: Literal["float32", "bfloat16", "float16", "int8"] = Field(
+        default="float32",
+        description="type of the gradients while they travel; loss sums and weights stay float32",
     )
 
 

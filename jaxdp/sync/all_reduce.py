@@ -1,6 +1,7 @@
-"""All-reduce of everything a step sums, in buckets, by any algorithm."""
+"""All-reduce of everything a step sums: in buckets, by any algorithm, in any wire format."""
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import jax
 from jax import lax
@@ -8,7 +9,7 @@ from jax import lax
 from jaxdp.collectives import get_algorithm, tuning
 from jaxdp.errors import UserError
 from jaxdp.plan import Plan
-from jaxdp.sync.buckets import add_riders, plan_buckets
+from jaxdp.sync.buckets import Bucket, add_riders, plan_buckets
 from jaxdp.sync.carriers import (
     NO_COMBINER,
     Carrier,
@@ -16,13 +17,23 @@ from jaxdp.sync.carriers import (
     psum_as_they_are,
     psum_per_bucket,
 )
-from jaxdp.sync.types import GradSync, Sums, no_options
+from jaxdp.sync.types import GradSync, Sums
+from jaxdp.sync.wire import cast, check_wire, compiler_adds, encoded
 from jaxdp.trees import count_bytes
 from jaxdp.types import PyTree
 
 
+class Options(NamedTuple):
+    """The arguments of `all_reduce_sync`."""
+
+    algorithm: str
+    bucket_bytes: int | None
+    first_bucket_bytes: int | None
+    wire: str
+
+
 class Reduction(NamedTuple):
-    """A bucket and the way in which it is summed; `leaves` are numbers in the order of the sums."""
+    """Leaves, as numbers in JAX's order of the sums, and the way in which they are summed."""
 
     name: str
     leaves: tuple[int, ...]
@@ -34,41 +45,28 @@ def all_reduce_sync(
     *,
     bucket_bytes: int | None = None,
     first_bucket_bytes: int | None = None,
+    wire: str = "float32",
 ) -> GradSync:
     """Sums every leaf over all devices.
 
     Args:
       algorithm: a row of `jaxdp.collectives.ALGORITHMS`, or "auto" (see `all_reduce`), which is
         chosen bucket by bucket.
-      bucket_bytes, first_bucket_bytes: the most gradient bytes of a bucket, and of the first one;
-        see `plan_buckets`.  None: one bucket per dtype.
+      bucket_bytes, first_bucket_bytes: the most gradient bytes of a bucket, before encoding, and of
+        the first one; see `plan_buckets`.  None: one bucket per dtype.
+      wire: "float32" (gradients as they are), "bfloat16", "float16" or "int8": see `sync.wire`.  On
+        one device nothing travels, and nothing is rounded.
 
     Raises:
-      UserError: there is no such algorithm, or a size is out of range.
+      UserError: there is no such algorithm or wire, they do not go together, or a size is out of
+        range.
     """
-    if algorithm != "auto":
-        get_algorithm(algorithm)
-    _check_sizes(bucket_bytes, first_bucket_bytes)
-
-    def reductions(sums: Sums, n: int) -> list[Reduction]:
-        leaves, structure = jax.tree.flatten(sums)
-        number = jax.tree.unflatten(structure, range(len(leaves)))
-        large = {"grads": sums["grads"], "model_state": sums["model_state"]}
-        numbers = jax.tree.leaves({name: number[name] for name in large})
-        buckets = [
-            bucket._replace(leaves=tuple(numbers[i] for i in bucket.leaves))
-            for bucket in plan_buckets(large, bucket_bytes, first_bucket_bytes)
-        ]
-        found = []
-        for k, bucket in enumerate(add_riders(buckets, leaves, jax.tree.leaves(number["scalars"]))):
-            if nbytes := count_bytes([leaves[i] for i in bucket.leaves]):
-                carrier = _carrier(algorithm, nbytes, n, bucketed=bucket_bytes is not None)
-                found.append(Reduction(f"bucket {k}", bucket.leaves, carrier))
-        return found
+    options = Options(algorithm, bucket_bytes, first_bucket_bytes, wire)
+    _check(options)
 
     def update(sums: Sums, state: PyTree, axis_name: str) -> tuple[Sums, PyTree]:
         leaves, structure = jax.tree.flatten(sums)
-        for name, numbers, carrier in reductions(sums, lax.axis_size(axis_name)):
+        for name, numbers, carrier in _reductions(options, sums, lax.axis_size(axis_name)):
             summed = carrier.run(name, [leaves[i] for i in numbers], axis_name)
             for i, leaf in zip(numbers, summed, strict=True):
                 leaves[i] = leaf
@@ -76,37 +74,91 @@ def all_reduce_sync(
 
     def plan(sums: Sums, n: int) -> Plan:
         leaves = jax.tree.leaves(sums)
-        return Plan(
-            tuple(
-                planned
-                for name, numbers, carrier in reductions(sums, n)
-                for planned in carrier.plan(name, [leaves[i] for i in numbers], n)
-            )
-        )
+        reductions = _reductions(options, sums, n)
+        found = (r.carrier.plan(r.name, [leaves[i] for i in r.leaves], n) for r in reductions)
+        return Plan(tuple(planned for group in found for planned in group))
 
     def compiler_options(platform: str) -> dict[str, str]:
-        return NO_COMBINER if platform == "cpu" else {}
+        planned_apart = bucket_bytes is not None or wire != "float32"
+        return NO_COMBINER if platform == "cpu" and planned_apart else {}
 
-    options = no_options if bucket_bytes is None else compiler_options
-    return GradSync(lambda params: (), update, plan, options)
+    return GradSync(lambda params: (), update, plan, compiler_options)
 
 
-def _carrier(algorithm: str, nbytes: int, n: int, *, bucketed: bool) -> Carrier:
-    if algorithm == "auto":
-        algorithm = tuning.choose(nbytes, n).algorithm
+def _reductions(options: Options, sums: Sums, n: int) -> list[Reduction]:
+    """Every leaf of the sums in one reduction, except empty ones."""
+    leaves, structure = jax.tree.flatten(sums)
+    numbers = jax.tree.unflatten(structure, range(len(leaves)))
+    if options.wire == "float32":
+        return _lossless(options, leaves, numbers, n)
+    return [] if n == 1 else _lossy(options, leaves, numbers, n)
+
+
+def _lossless(options: Options, leaves: list[Any], numbers: Sums, n: int) -> list[Reduction]:
+    buckets = _buckets(options, leaves, (numbers["grads"], numbers["model_state"]))
+    found = []
+    for k, bucket in enumerate(add_riders(buckets, leaves, jax.tree.leaves(numbers["scalars"]))):
+        if nbytes := _nbytes(leaves, bucket.leaves):
+            carrier = _carrier(options, _algorithm(options, nbytes, n))
+            found.append(Reduction(f"bucket {k}", bucket.leaves, carrier))
+    return found
+
+
+def _lossy(options: Options, leaves: list[Any], numbers: Sums, n: int) -> list[Reduction]:
+    """Gradients rounded; the rest exact, in the first bucket's messages where there are any."""
+    found = []
+    others = tuple(jax.tree.leaves((numbers["model_state"], numbers["scalars"])))
+    for k, bucket in enumerate(_buckets(options, leaves, numbers["grads"])):
+        if not (nbytes := _nbytes(leaves, bucket.leaves)):
+            continue
+        algorithm, name = _algorithm(options, nbytes, n), f"bucket {k}"
+        if compiler_adds(algorithm, options.wire):
+            carrier = cast(_carrier(options, algorithm), options.wire, n)
+            found.append(Reduction(name, bucket.leaves, carrier))
+        else:
+            carrier = encoded(algorithm, options.wire, n, rounded=len(bucket.leaves))
+            found.append(Reduction(name, (*bucket.leaves, *others), carrier))
+            others = ()
+    for bucket in _buckets(options._replace(bucket_bytes=None), leaves, others):
+        found.append(Reduction("exact bucket", bucket.leaves, psum_per_bucket()))
+    return found
+
+
+def _buckets(options: Options, leaves: list[Any], numbers: PyTree) -> list[Bucket]:
+    """`plan_buckets` of the leaves that are numbered, with these numbers."""
+    flat = jax.tree.leaves(numbers)
+    first = options.first_bucket_bytes if options.bucket_bytes is not None else None
+    planned = plan_buckets([leaves[i] for i in flat], options.bucket_bytes, first)
+    return [b._replace(leaves=tuple(flat[i] for i in b.leaves)) for b in planned]
+
+
+def _carrier(options: Options, algorithm: str) -> Carrier:
     if algorithm != "psum":
         return by_algorithm(algorithm)
-    return psum_per_bucket() if bucketed else psum_as_they_are()
+    one_bucket = options.bucket_bytes is None and options.wire == "float32"
+    return psum_as_they_are() if one_bucket else psum_per_bucket()
 
 
-def _check_sizes(bucket_bytes: int | None, first_bucket_bytes: int | None) -> None:
-    for name, size in (("bucket_bytes", bucket_bytes), ("first_bucket_bytes", first_bucket_bytes)):
+def _algorithm(options: Options, nbytes: int, n: int) -> str:
+    if options.algorithm == "auto":
+        return tuning.choose(nbytes, n).algorithm
+    return options.algorithm
+
+
+def _nbytes(leaves: list[Any], numbers: Iterable[int]) -> int:
+    return count_bytes([leaves[i] for i in numbers])
+
+
+def _check(options: Options) -> None:
+    if options.algorithm != "auto":
+        get_algorithm(options.algorithm)
+    check_wire(options.algorithm, options.wire)
+    cap, first = options.bucket_bytes, options.first_bucket_bytes
+    for name, size in (("bucket_bytes", cap), ("first_bucket_bytes", first)):
         if size is not None and size < 1:
             raise UserError(f"{name}: {size}; expected at least 1, or None")
-    if first_bucket_bytes is not None and (
-        bucket_bytes is None or first_bucket_bytes > bucket_bytes
-    ):
+    if first is not None and (cap is None or first > cap):
         raise UserError(
-            f"first_bucket_bytes: {first_bucket_bytes} with bucket_bytes {bucket_bytes}; expected "
-            "no more than bucket_bytes, and none without it"
+            f"first_bucket_bytes: {first} with bucket_bytes {cap}; expected no more than "
+            "bucket_bytes, and none without it"
         )

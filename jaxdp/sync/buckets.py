@@ -27,13 +27,10 @@ class Bucket(NamedTuple):
     Attributes:
       leaves: their numbers in JAX's order of the tree, all of one dtype.
       dtype: of these leaves.
-      riders: numbers of small leaves that travel along outside the cap, exactly and in their own
-        dtype, so that they cost no reduction of their own.
     """
 
     leaves: tuple[int, ...]
     dtype: Any
-    riders: tuple[int, ...] = ()
 
 
 def plan_buckets(

@@ -17,7 +17,7 @@ Leaves = Sequence[Any]
 
 
 class Carrier(NamedTuple):
-    """A way to sum leaves of one dtype.
+    """A way to sum a bucket.
 
     Attributes:
       run: (name, leaves, axis_name) -> their sums over the axis.

@@ -51,6 +51,7 @@ sync:
   tune_file: null
   bucket_bytes: null
   first_bucket_bytes: null
+  wire: float32
 checkpoint:
   every: 0
   keep: 3

@@ -88,6 +88,11 @@ def test_defaults_break_nothing():
             "sync.first_bucket_bytes: 5 is more than sync.bucket_bytes = 4; expected at most that",
         ),
         (
+            {"sync": Sync(wire="int8", algorithm="ring")},
+            "sync.wire: int8 cannot be added on the way, as sync.algorithm ring does; "
+            "set sync.algorithm psum, all_to_all or all_gather_sum, or another wire",
+        ),
+        (
             {"data": Npz(path="a", heldout_path="b", heldout_fraction=0.2)},
             "data.heldout_fraction: 0.2 has no effect, since data.heldout_path is given; "
             "remove one of them",
@@ -107,6 +112,7 @@ def test_broken_rule(keys, line):
         {"data": Tokens(path="a", heldout_path="b"), "model": Gpt()},
         {"devices": 8, "eval": Eval(batch=8), "microbatches": 2},
         {"sync": Sync(bucket_bytes=5, first_bucket_bytes=5)},
+        {"sync": Sync(wire="bfloat16", algorithm="auto")},
     ],
 )
 def test_kept_rules(keys):

@@ -40,6 +40,7 @@ DEFAULTS = {
     "sync.tune_file": None,
     "sync.bucket_bytes": None,
     "sync.first_bucket_bytes": None,
+    "sync.wire": "float32",
     "checkpoint.every": 0,
     "checkpoint.keep": 3,
     "eval.every": 0,
