@@ -46,3 +46,16 @@ def pytest_terminal_summary(terminalreporter, config):
 def rng(request):
     """A generator for this test alone, from the run's seed and the test's name."""
     return np.random.default_rng([request.config.option.seed, *request.node.nodeid.encode()])
+
+
+@pytest.fixture
+def few(request, rng):
+    """(cases, count) -> a random few of them in their order, or all with `--every-case`."""
+
+    def choose(cases, count):
+        cases = list(cases)
+        if request.config.option.every_case or count >= len(cases):
+            return cases
+        return [cases[i] for i in sorted(rng.choice(len(cases), count, replace=False))]
+
+    return choose
