@@ -1,6 +1,7 @@
 """Buckets: what the planner promises, and that compiled steps hold it."""
 
 import re
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,7 @@ def test_the_planner_keeps_its_promises(trial, rng):
     for dtype in seen:  # in reverse order throughout, and no bucket is closed too early
         mine = [bucket.leaves for bucket in buckets if bucket.dtype == dtype]
         assert sum(mine, ()) == tuple(sorted(sum(mine, ()), reverse=True))
-        for k, (a, b) in enumerate(zip(mine, mine[1:], strict=False)):
+        for k, (a, b) in enumerate(pairwise(mine)):
             held = sum(leaves[i].size for i in (*a, b[0])) * dtype.itemsize
             assert held > (cap if k else first)
     last = [bucket.leaves[-1] for bucket in buckets]
