@@ -106,9 +106,9 @@ CODECS: dict[str, Callable[[int], Codec]] = {
 }
 
 
-# The two 16-bit formats are decoded by integer arithmetic.  A compiler that may compute with more
-# precision than was asked for leaves out float32 -> bfloat16 -> float32 where it sees both: on the
-# rank that sends, not on the one that receives.
+# The 16-bit formats are decoded by integer arithmetic.  XLA may compute with more precision than was
+# asked for (xla_allow_excess_precision) and leave out float32 -> bfloat16 -> float32 where it sees
+# both: on the rank that sends, not on the one that receives.  It cannot see them here.
 def _widen_float16(words: jax.Array) -> jax.Array:
     bits = words.astype(jnp.uint32)
     exponent, fraction = bits >> 10 & 31, bits & 1023

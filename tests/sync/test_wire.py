@@ -169,3 +169,25 @@ def test_no_known_wire():
         all_reduce_sync(wire="int4")
     with pytest.raises(UserError, match="int8 cannot be added on the way, as ring does"):
         all_reduce_sync("ring", wire="int8")
+
+
+def test_auto_chooses_bucket_by_bucket(trained, compiled, params, batches, monkeypatch):
+    from jaxdp.collectives import tuning
+
+    def choose(nbytes, n, tune_file=None):
+        return tuning.Choice("ring" if nbytes > 1000 else "psum", "for this test")
+
+    monkeypatch.setattr(tuning, "choose", choose)
+    start, stream = params(), batches(1)
+    for wire in ("float32", "float16"):
+        sync = all_reduce_sync("auto", bucket_bytes=2000, first_bucket_bytes=600, wire=wire)
+        plan, text = compiled(sync, 3, start, stream[0])
+        found = hlo.collectives(text)
+        assert as_planned(plan, found), compare(plan, found)
+        assert {one.kind for one in found} == {"all-reduce", "collective-permute"}
+        one, _ = trained(all_reduce_sync(), 3, start, stream)
+        many, _ = trained(sync, 3, start, stream)
+        for name, p in one.params.items():
+            np.testing.assert_allclose(
+                many.params[name], p, atol=1e-6 if wire == "float32" else 2e-3
+            )
