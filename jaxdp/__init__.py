@@ -25,6 +25,7 @@ _HOMES = {
     "make_eval_step": "jaxdp.evaluation",
     "make_train_step": "jaxdp.step",
     "on_mesh": "jaxdp.mesh",
+    "plan_buckets": "jaxdp.sync",
     "reduce_scatter": "jaxdp.collectives",
     "run_compare": "jaxdp.comparison",
     "run_training": "jaxdp.training",
@@ -46,6 +47,7 @@ __all__ = [
     "make_eval_step",
     "make_train_step",
     "on_mesh",
+    "plan_buckets",
     "reduce_scatter",
     "run_compare",
     "run_training",
@@ -60,7 +62,7 @@ if TYPE_CHECKING:
     from jaxdp.mesh import data_mesh, emulate, on_mesh
     from jaxdp.state import TrainState
     from jaxdp.step import make_train_step
-    from jaxdp.sync import GradSync, all_reduce_sync
+    from jaxdp.sync import GradSync, all_reduce_sync, plan_buckets
     from jaxdp.training import run_training
     from jaxdp.types import LossOut
 

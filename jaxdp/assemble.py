@@ -17,7 +17,7 @@ from jaxdp.models import build_model
 from jaxdp.optim import build_optimizer, build_schedule
 from jaxdp.state import TrainState
 from jaxdp.step import TrainStep, make_train_step
-from jaxdp.sync import all_reduce_sync
+from jaxdp.sync import GradSync, all_reduce_sync
 from jaxdp.types import Device, LossFn, Model, PyTree
 
 _INIT_FOLD = 2**32 - 1  # training folds in the number of the step, which stays below
@@ -73,6 +73,16 @@ def param_shapes(config: Config, dataset: Dataset) -> PyTree:
     return jax.eval_shape(lambda: make_model(config, dataset).init(jax.random.key(0)))[0]
 
 
+def make_sync(config: Config, algorithm: str | None = None) -> GradSync:
+    """How a configuration sums over devices, with `algorithm` in place of its own if given."""
+    return all_reduce_sync(
+        algorithm or config.sync.algorithm,
+        bucket_bytes=config.sync.bucket_bytes,
+        first_bucket_bytes=config.sync.first_bucket_bytes,
+        wire=config.sync.wire,
+    )
+
+
 def assemble(
     config: Config, dataset: Dataset, devices: list[Device], algorithm: str | None = None
 ) -> Job:
@@ -97,7 +107,7 @@ def assemble(
         make_train_step,
         loss_fn=loss_fn,
         optimizer=build_optimizer(**optimizer),
-        sync=all_reduce_sync(algorithm or config.sync.algorithm),
+        sync=make_sync(config, algorithm),
         mesh=mesh,
         microbatches=config.microbatches,
         clip_norm=config.optimizer.clip_norm,

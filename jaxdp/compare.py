@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from jaxdp.comparison import processes
 from jaxdp.errors import UserError, exit_code
+from jaxdp.sizes import parse_bytes
 
 PROG = "python -m jaxdp.compare"
 MODULE = "jaxdp.compare"
@@ -66,12 +67,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--redop", default="sum", choices=["sum", "max", "min", "product"])
     add(
         "--min-bytes",
-        type=_bytes,
+        type=_number_of_bytes,
         default="1K",
         metavar="1K",
         help="smallest size; K, M, G are powers of 1024",
     )
-    add("--max-bytes", type=_bytes, default="16M", metavar="16M", help="largest size")
+    add("--max-bytes", type=_number_of_bytes, default="16M", metavar="16M", help="largest size")
     add("--factor", type=int, default=4, help="from size to size")
     add("--iters", type=int, default=20, help="samples of each case")
     add("--warmup", type=int, default=3, help="calls before the first sample")
@@ -93,16 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser  # fmt: skip
 
 
-def _bytes(text: str) -> int:
-    scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-    number, unit = (text[:-1], text[-1].upper()) if text[-1:].upper() in scale else (text, "")
-    value = float(number) * scale.get(unit, 1)
-    if not value.is_integer():
-        raise ValueError(text)
-    return int(value)
+def _number_of_bytes(text: str) -> int:
+    return parse_bytes(text)
 
 
-_bytes.__name__ = "number of bytes"  # what argparse calls it in its message
+_number_of_bytes.__name__ = "number of bytes"  # what argparse calls it in its message
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -4,15 +4,12 @@ Sums and weights are added over microbatches here and over devices by the synchr
 division by the global weight stands in `global_means` and nowhere else.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxdp.sync import Sums
 from jaxdp.types import Batch, LossFn, PyTree
-
-Sums = dict[str, Any]  # "grads", "scalars" (name -> [sum, weight]) and "model_state" (times weight)
 
 
 def local_sums(

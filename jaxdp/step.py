@@ -23,8 +23,9 @@ from jaxdp.errors import UserError
 from jaxdp.gradients import clip, global_means, local_sums
 from jaxdp.loss_path import checked_loss, refuse_integers
 from jaxdp.mesh import AXIS, on_mesh, replicate
+from jaxdp.plan import Plan
 from jaxdp.state import TrainState
-from jaxdp.sync import GradSync
+from jaxdp.sync import GradSync, Sums
 from jaxdp.types import Batch, LossFn, PyTree
 
 Metrics = Mapping[str, jax.Array]
@@ -42,6 +43,7 @@ class TrainStep:
     microbatches: int
     optimizer: optax.GradientTransformationExtraArgs
     sync: GradSync
+    sums: Callable[[TrainState, Batch], PyTree]  # what the synchronisation gets, for its shapes
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """One optimizer step.
@@ -83,6 +85,17 @@ class TrainStep:
         )
         sync_state = jax.device_put(self.sync.init(params), NamedSharding(self.mesh, P(AXIS)))
         return replicate(self.mesh, state)._replace(sync_state=sync_state)
+
+    def plan(self, state: TrainState, batch: Batch) -> Plan | None:
+        """The collectives of the compiled step; None if the synchronisation does not state them.
+
+        Args:
+          state, batch: as `run` gets them, or only their shapes and dtypes.
+        """
+        if self.sync.plan is None:
+            return None
+        shapes = jax.eval_shape(self.sums, *jax.tree.map(_shape, (state, batch)))
+        return self.sync.plan(shapes, self.mesh.size)
 
     def place(self, batch: Batch) -> Batch:
         """Puts a global batch from the host on the devices.
@@ -151,10 +164,12 @@ def make_train_step(
     optimizer = optax.with_extra_args_support(optimizer)
     loss = checked_loss(loss_fn, compute_dtype)
 
-    def body(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def device_sums(state: TrainState, batch: Batch) -> Sums:
         key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
-        sums = local_sums(loss, state.params, state.model_state, batch, key, AXIS)
-        sums, sync_state = sync.update(sums, state.sync_state, AXIS)
+        return local_sums(loss, state.params, state.model_state, batch, key, AXIS)
+
+    def body(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        sums, sync_state = sync.update(device_sums(state, batch), state.sync_state, AXIS)
         grads, model_state, metrics = global_means(sums)
         norm = optax.tree.norm(grads)
         if clip_norm is not None:
@@ -181,8 +196,18 @@ def make_train_step(
         return new, {name: jnp.float32(value) for name, value in metrics.items()}
 
     state_specs = TrainState(P(), P(), P(), P(), P(), P(), P(AXIS))
-    run = on_mesh(body, mesh, (state_specs, P(None, AXIS)), (state_specs, P()))
-    return TrainStep(jax.jit(run, donate_argnums=0), mesh, microbatches, optimizer, sync)
+    in_specs = (state_specs, P(None, AXIS))
+    run = jax.jit(
+        on_mesh(body, mesh, in_specs, (state_specs, P())),
+        donate_argnums=0,
+        compiler_options=dict(sync.compiler_options(mesh.devices.flat[0].platform)),
+    )
+    sums = on_mesh(device_sums, mesh, in_specs, P())
+    return TrainStep(run, mesh, microbatches, optimizer, sync, sums)
+
+
+def _shape(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def _check_options(microbatches: int, clip_norm: float | None, seed: int) -> None:

@@ -19,6 +19,7 @@ from jaxdp.errors import NumericsError, StorageError, UserError
 from jaxdp.loop import Every, FitResult, fit
 from jaxdp.mesh import use_devices
 from jaxdp.optim import describe_decay
+from jaxdp.plan import compare
 from jaxdp.report.progress import Reporter, SilentReporter, duration
 from jaxdp.report.record import Stopwatch, run_facts, write_failure, write_report
 from jaxdp.report.runfolder import (
@@ -175,6 +176,9 @@ def _fit(
         seen = environment(list(job.mesh.devices.flat))
         write_json(out / "environment.json", seen | {"run": facts})
         reporter.line(f"compiled in {seconds:.1f} s: a step runs {hlo.describe(found)}")
+        (lowered_for, _) = compiled.args_info
+        if (plan := job.step.plan(*lowered_for)) is not None:
+            reporter.line(f"sync   {compare(plan, found)}")
 
     try:
         clock.since_start("start")
@@ -216,12 +220,18 @@ def _check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:
 
 def _choose_algorithm(config: Config, dataset: Dataset, devices: list[Device]) -> Choice:
     """The algorithm of the configuration, or what `auto` comes to."""
+    cap = config.sync.bucket_bytes
     if config.sync.algorithm != "auto":
-        return Choice(config.sync.algorithm, "one reduction per step")
-    params = param_shapes(config, dataset)
+        buckets = "one reduction per step"
+        if cap is not None:
+            buckets = f"in buckets of at most {hlo.format_bytes(cap)}"
+        return Choice(config.sync.algorithm, buckets)
+    nbytes = count_bytes(param_shapes(config, dataset))
+    if cap is not None:
+        nbytes = min(nbytes, cap)
     if config.sync.tune == "file":
-        return choose(count_bytes(params), len(devices), config.sync.tune_file)
-    return fastest(devices, count_bytes(params))
+        return choose(nbytes, len(devices), config.sync.tune_file)
+    return fastest(devices, nbytes)
 
 
 def _introduction(
@@ -241,8 +251,8 @@ def _introduction(
         f"{hlo.format_bytes(count_bytes(state.params))}, compute in {config.compute_dtype}",
         f"batch  {config.global_batch} = {each} examples x {config.microbatches} microbatch"
         f"{'es' * (config.microbatches > 1)} x {n} device{'s' * (n > 1)}",
-        f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of gradients; "
-        f"{choice.reason}",
+        f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of gradients, "
+        f"{config.sync.wire} on the wire; {choice.reason}",
     ]
     if getattr(config.optimizer, "weight_decay", 0):
         lines += describe_decay(state.params)

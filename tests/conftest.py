@@ -86,3 +86,16 @@ def check_html():
         return parser.seen
 
     return check
+
+
+@pytest.fixture
+def few(request, rng):
+    """(cases, count) -> a random few of them in their order, or all with `--every-case`."""
+
+    def choose(cases, count):
+        cases = list(cases)
+        if request.config.option.every_case or count >= len(cases):
+            return cases
+        return [cases[i] for i in sorted(rng.choice(len(cases), count, replace=False))]
+
+    return choose

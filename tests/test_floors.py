@@ -13,7 +13,7 @@ ROOT = Path(jaxdp.__file__).parent
 
 # from the ground up; a module may import from its own floor and those below
 FLOORS = [
-    {"errors", "types", "trees", "mesh", "hlo"},
+    {"errors", "types", "trees", "mesh", "hlo", "plan", "sizes"},
     {"collectives"},
     {"sync", "state", "models", "data", "losses", "optim", "config", "loss_path"},
     {"gradients", "step"},
@@ -75,7 +75,9 @@ def test_every_public_name_is_there():
     assert not set(jaxdp.__all__) & HEIGHT.keys()
 
 
-@pytest.mark.parametrize("module", ["jaxdp", "jaxdp.config", "jaxdp.train", "jaxdp.compare", "jaxdp.check"])
+@pytest.mark.parametrize(
+    "module", ["jaxdp", "jaxdp.config", "jaxdp.train", "jaxdp.compare", "jaxdp.check"]
+)
 def test_no_jax_before_it_is_needed(module):
     code = f"import sys, {module}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -61,10 +61,21 @@ def test_the_run_folder(tmp_path):
     assert {"loss", "accuracy", "learning_rate", "grad_norm"} <= rows[0].keys()
     assert any("4 emulated CPU devices" in line for line in reporter.lines)
     assert any("a step runs 1 all-reduce" in line for line in reporter.lines)
+    assert any("1 bucket planned, 1 all-reduce, " in line for line in reporter.lines)
     assert {"per_second", "eta_s", "data_wait"} <= reporter.rows[-1].keys()
     environment = json.loads((tmp_path / "a" / "environment.json").read_text())
     assert environment["jax"] == jax.__version__
     assert environment["emulated"]
+
+
+def test_buckets_are_told_and_found(tmp_path):
+    reporter = Lines()
+    sizes = {"sync__bucket_bytes": 4096, "sync__first_bucket_bytes": 2048}
+    first = run(tmp_path / "a", reporter=reporter, **sizes)
+    assert any("in buckets of at most 4.1 kB" in line for line in reporter.lines)
+    assert any(line.startswith("sync   3 buckets planned, 3 all-reduces, 9.7 kB found")
+               for line in reporter.lines)  # fmt: skip
+    assert first["eval"]["loss"] == pytest.approx(run(tmp_path / "b")["eval"]["loss"], rel=1e-4)
 
 
 def test_f4_the_resolved_config_reproduces_the_run(tmp_path):

@@ -42,7 +42,7 @@ def execute(schedule: Schedule, x: jax.Array, axis_name: str, op: Op) -> jax.Arr
     if schedule.n == 1 or x.size == 0:
         return x.reshape(shape) if x.size else jnp.zeros(shape, x.dtype)
     # integers are added alike everywhere
-    fence = _fence if plan.fenced and jnp.issubdtype(x.dtype, jnp.floating) else lambda value: value
+    fenced = plan.fenced and jnp.issubdtype(x.dtype, jnp.floating)
     rank = lax.axis_index(axis_name)
     held = _enter(schedule, _pad(schedule, x, op), rank)
     for steps in plan.rounds:
@@ -51,7 +51,9 @@ def execute(schedule: Schedule, x: jax.Array, axis_name: str, op: Op) -> jax.Arr
             if step.reduce:
                 own = _read(held, step.writes, rank)
                 both = zip(own, arrived, strict=True)
-                arrived = [op.combine(fence(a), fence(b)) for a, b in both]
+                if fenced:
+                    both = ((fence(a), fence(b)) for a, b in both)
+                arrived = [op.combine(a, b) for a, b in both]
             held = _write(held, arrived, step, rank)
     parts = _leave(schedule, held, rank).reshape(schedule.parts[1], -1)
     return parts[:, : math.prod(shape) // len(parts)].reshape(shape)
@@ -97,7 +99,7 @@ def _step(schedule: Schedule, transfer: Transfer) -> _Step:
     return _Step(transfer.pairs, fill(reads), fill(writes), receives, transfer.reduce)
 
 
-def _fence(x: jax.Array) -> jax.Array:
+def fence(x: jax.Array) -> jax.Array:
     """`x`, rounded to its dtype, whatever computed it; every NaN as the same NaN.
 
     A compiler contracts a preceding multiply into an add: fma(own, scale, received) on one rank,

@@ -114,6 +114,14 @@ ALGORITHMS: dict[str, Algorithm] = {
         "the compiler's reduce-scatter, then its all-gather",
         functions={"all_reduce": builtin.psum_scatter_gather},
     ),
+    "all_to_all": Algorithm(
+        "the compiler's all-to-all, a local sum, its all-gather",
+        functions={
+            "all_reduce": builtin.all_to_all,
+            "reduce_scatter": builtin.all_to_all_scatter,
+            "all_gather": builtin.all_gather,
+        },
+    ),
 }
 
 

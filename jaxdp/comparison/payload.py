@@ -7,6 +7,7 @@ import jax
 from jaxdp.assemble import load_data, param_shapes
 from jaxdp.comparison.cases import DTYPES
 from jaxdp.config import load_config
+from jaxdp.sync import plan_buckets
 
 
 def gradient_buckets(config_path: str, caps: Sequence[int], dtype: str) -> list[tuple[int, ...]]:
@@ -22,20 +23,11 @@ def gradient_buckets(config_path: str, caps: Sequence[int], dtype: str) -> list[
     """
     config = load_config(config_path)
     params = param_shapes(config, load_data(config))
-    sizes = [leaf.size for leaf in jax.tree.leaves(params)]
-    found = [pack(sizes, cap // DTYPES[dtype].itemsize) for cap in caps]
+    leaves = [jax.ShapeDtypeStruct(leaf.shape, DTYPES[dtype]) for leaf in jax.tree.leaves(params)]
+    found = [
+        tuple(
+            sum(leaves[i].size for i in bucket.leaves) for bucket in plan_buckets(leaves, cap, cap)
+        )
+        for cap in caps
+    ]
     return list(dict.fromkeys(found))  # caps beyond the model's size give the same single bucket
-
-
-def pack(sizes: Sequence[int], cap: int) -> tuple[int, ...]:
-    """Leaves joined into buckets of at most `cap` elements, last leaf first.
-
-    Gradients of the last layers are ready first.  A leaf that is larger makes a bucket of its own.
-    """
-    buckets: list[int] = []
-    for size in reversed(sizes):
-        if buckets and buckets[-1] + size <= cap:
-            buckets[-1] += size
-        else:
-            buckets.append(size)
-    return tuple(buckets)

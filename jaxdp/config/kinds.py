@@ -6,7 +6,9 @@ One class per `kind`.  `schema.py` puts them together.
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from jaxdp.sizes import parse_bytes
 
 Count = Annotated[int, Ge(1)]
 CountOrZero = Annotated[int, Ge(0)]
@@ -17,6 +19,10 @@ Text = Annotated[str, MinLen(1)]
 # A tuple, since a frozen model should be frozen all the way; strict would refuse YAML's lists.
 Counts = Annotated[tuple[Count, ...], Field(strict=False)]
 SomeCounts = Annotated[tuple[Count, ...], MinLen(1), Field(strict=False)]
+
+# A marker too: `words` looks for it to say what is expected.
+READS_BYTES = BeforeValidator(parse_bytes)
+Bytes = Annotated[int, READS_BYTES, Ge(1)]
 
 Task = Literal["classes", "text"]  # what a model learns and a data set offers
 

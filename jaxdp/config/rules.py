@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from jaxdp.config.keys import SECTIONS, flatten
-from jaxdp.config.schema import Config
+from jaxdp.config.schema import INT8_ALGORITHMS, Config
 from jaxdp.config.words import either
+from jaxdp.sizes import parse_bytes
 
 
 class Rule(NamedTuple):
@@ -113,6 +114,25 @@ def _file_is_read(tune_file: str | None, tune: str) -> str | None:
     return f"{tune_file} has no effect with sync.tune {tune}; remove one of them"
 
 
+def _first_bucket_fits(first: int | str | None, cap: int | str | None) -> str | None:
+    if first is None:
+        return None
+    if cap is None:
+        return f"{first} has no effect without sync.bucket_bytes; set both, or none"
+    if parse_bytes(first) <= parse_bytes(cap):
+        return None
+    return f"{first} is more than sync.bucket_bytes = {cap}; expected at most that"
+
+
+def _wire_is_carried(wire: str, algorithm: str) -> str | None:
+    if wire != "int8" or algorithm in INT8_ALGORITHMS:
+        return None
+    return (
+        f"int8 cannot be added on the way, as sync.algorithm {algorithm} does; "
+        f"set sync.algorithm {either(INT8_ALGORITHMS)}, or another wire"
+    )
+
+
 DEVICE_RULES = (
     Rule(("global_batch", "microbatches", "devices"), _batch_splits),
     Rule(("eval.batch", "devices"), _eval_batch_splits),
@@ -128,6 +148,8 @@ RULES = (
     Rule(("sync.tune", "sync.algorithm"), _only_auto_tunes),
     Rule(("sync.tune_file", "sync.algorithm"), _only_auto_tunes),
     Rule(("sync.tune_file", "sync.tune"), _file_is_read),
+    Rule(("sync.first_bucket_bytes", "sync.bucket_bytes"), _first_bucket_fits),
+    Rule(("sync.wire", "sync.algorithm"), _wire_is_carried),
     Rule(("data.heldout_fraction", "data.kind", "data.heldout_path"), _fraction_is_used),
 )
 

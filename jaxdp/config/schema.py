@@ -11,6 +11,7 @@ from pydantic import Field
 
 from jaxdp.config.kinds import (
     Adam,
+    Bytes,
     Count,
     CountOrZero,
     Data,
@@ -37,9 +38,12 @@ Algorithm = Literal[
     "naive",
     "all_gather_sum",
     "psum_scatter_gather",
+    "all_to_all",
     "auto",
 ]
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+# Those that add nothing before it is decoded.
+INT8_ALGORITHMS = ("psum", "all_to_all", "all_gather_sum")
 
 
 class Sync(Section):
@@ -54,6 +58,19 @@ class Sync(Section):
     )
     tune_file: Text | None = Field(
         default=None, description="the file of compare --tune; null: in the user's cache folder"
+    )
+    bucket_bytes: Bytes | None = Field(
+        default=None,
+        description="most gradient bytes of one reduction, last layers first; null: one reduction",
+    )
+    first_bucket_bytes: Bytes | None = Field(
+        default=None,
+        description="the same for the first reduction, which can start early; "
+        "null: 1M, or sync.bucket_bytes if that is less",
+    )
+    wire: Literal["float32", "bfloat16", "float16", "int8"] = Field(
+        default="float32",
+        description="type of the gradients while they travel; loss sums and weights stay float32",
     )
 
 

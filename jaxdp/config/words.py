@@ -9,6 +9,7 @@ from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic.fields import FieldInfo
 
 from jaxdp.config.keys import KEYS, SECTIONS, section_of
+from jaxdp.config.kinds import READS_BYTES
 
 _NOUNS = {
     int: ("a whole number", "whole numbers"),
@@ -77,6 +78,8 @@ def _alternatives(annotation: Any, metadata: Sequence[Any], plural: bool = False
         return [words for arg in args for words in _alternatives(arg, ())]
     if origin is Literal:
         return [bare(arg) for arg in args]
+    if READS_BYTES in metadata:
+        return ["a size such as 25M, 512K or 1000000"]
     some = "non-empty " if any(isinstance(item, MinLen) for item in metadata) else ""
     if origin is tuple:
         return [f"a {some}list of {either(_alternatives(args[0], (), plural=True))}"]

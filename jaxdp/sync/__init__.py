@@ -1,6 +1,7 @@
 """Gradient synchronisation: what turns every device's sums into the sum over all of them."""
 
 from jaxdp.sync.all_reduce import all_reduce_sync
-from jaxdp.sync.types import GradSync
+from jaxdp.sync.buckets import Bucket, plan_buckets
+from jaxdp.sync.types import GradSync, Sums
 
-__all__ = ["GradSync", "all_reduce_sync"]
+__all__ = ["Bucket", "GradSync", "Sums", "all_reduce_sync", "plan_buckets"]

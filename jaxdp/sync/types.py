@@ -1,20 +1,36 @@
 """The form of a gradient synchronisation, in the manner of `optax.GradientTransformation`."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+from jaxdp.plan import Plan
 from jaxdp.types import PyTree
+
+# What is summed over devices: "grads", shaped as the parameters; "scalars", name -> [sum, weight];
+# "model_state", times the device's weight.  A synchronisation may lose precision of "grads" only:
+# a rounded weight would make every mean wrong.
+Sums = dict[str, Any]
+
+
+def no_options(platform: str) -> Mapping[str, str]:
+    """No compiler options, on any platform."""
+    return {}
 
 
 class GradSync(NamedTuple):
-    """Two pure functions.
+    """Pure functions.
 
     Attributes:
-      init: tree -> state.  The state may differ between devices (residuals of a compression); its
-        leaves have a leading dimension of one device each and stay sharded.
-      update: (tree of this device's sums, state, axis_name) -> (tree of global sums, state), called
-        inside `shard_map`.  It sums; dividing by the global weight is the step's.
+      init: parameters -> state.  The state may differ between devices (residuals of a compression);
+        its leaves have a leading dimension of one device each and stay sharded.
+      update: (this device's sums, state, axis_name) -> (global sums, state), called inside
+        `shard_map`.  It sums; dividing by the global weight is the step's.
+      plan: (sums as arrays or their shapes, number of devices) -> the collectives that `update`
+        becomes in the compiled program; None where nobody stated them.
+      compiler_options: platform -> what XLA needs to be told for the plan to hold.
     """
 
     init: Callable[[PyTree], PyTree]
-    update: Callable[[PyTree, PyTree, str], tuple[PyTree, PyTree]]
+    update: Callable[[Sums, PyTree, str], tuple[Sums, PyTree]]
+    plan: Callable[[Sums, int], Plan] | None = None
+    compiler_options: Callable[[str], Mapping[str, str]] = no_options

@@ -1,4 +1,4 @@
-"""What the tests of collectives share: running a function on every rank, and choosing cases."""
+"""What the tests of collectives share: running a function on every rank."""
 
 import jax
 import pytest
@@ -28,16 +28,3 @@ def jitted(mesh_of):
 def on_ranks(jitted):
     """(function, *arrays) -> its results on as many ranks as the arrays have rows, in NumPy."""
     return lambda function, *arrays: jax.device_get(jitted(len(arrays[0]), function)(*arrays))
-
-
-@pytest.fixture
-def few(request, rng):
-    """(cases, count) -> a random few of them in their order, or all with `--every-case`."""
-
-    def choose(cases, count):
-        cases = list(cases)
-        if request.config.option.every_case or count >= len(cases):
-            return cases
-        return [cases[i] for i in sorted(rng.choice(len(cases), count, replace=False))]
-
-    return choose

@@ -13,7 +13,6 @@ from jaxdp.comparison.cases import (
     random_input,
     shown_count,
 )
-from jaxdp.comparison.payload import pack
 
 
 @pytest.mark.parametrize(
@@ -49,9 +48,3 @@ def test_inputs_differ_between_ranks_and_reduce_exactly(redop, dtype, n):
                 redop
             ](total, x[rank]).astype(x.dtype)
         np.testing.assert_array_equal(total.astype(np.float64), right)
-
-
-def test_buckets_hold_the_leaves_in_reverse():
-    assert pack([5, 3, 2, 4], cap=6) == (6, 3, 5)
-    assert pack([5, 3, 2, 4], cap=1) == (4, 2, 3, 5)
-    assert pack([5, 3, 2, 4], cap=99) == (14,)

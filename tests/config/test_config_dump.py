@@ -49,6 +49,9 @@ sync:
   algorithm: psum
   tune: file
   tune_file: null
+  bucket_bytes: null
+  first_bucket_bytes: null
+  wire: float32
 checkpoint:
   every: 0
   keep: 3

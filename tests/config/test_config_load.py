@@ -232,3 +232,16 @@ def test_environment_variables_have_no_effect(monkeypatch, prefix):
             monkeypatch.setenv((prefix + name).upper(), "77")
     assert load_config(None) == Config()
     assert load_config(None, [("model.dropout", 0.5)]).model == Mlp(dropout=0.5)
+
+
+def test_sizes_are_read_with_their_units(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("sync: {bucket_bytes: 25M, first_bucket_bytes: 1048576}\n")
+    sync = load_config(str(path)).sync
+    assert (sync.bucket_bytes, sync.first_bucket_bytes) == (25 << 20, 1 << 20)
+    given = [("sync.first_bucket_bytes", "26M")]
+    with pytest.raises(UserError, match=r"--sync.first_bucket_bytes: 26M is more than .* = 25M"):
+        load_config(str(path), given)
+    for wrong in ("25MB", 0, True, 1.5):
+        with pytest.raises(UserError, match="expected a size such as 25M, 512K"):
+            load_config(None, [("sync.bucket_bytes", wrong)])

@@ -8,7 +8,7 @@ from jaxdp.config import Config, check_devices, flatten
 from jaxdp.config.keys import KEYS
 from jaxdp.config.kinds import Digits, Gpt, Momentum, Npz, Sgd, TextFile, Tokens
 from jaxdp.config.rules import RULES, broken_rules
-from jaxdp.config.schema import Checkpoint, Eval
+from jaxdp.config.schema import Checkpoint, Eval, Sync
 
 
 def broken(**keys) -> list[str]:
@@ -80,6 +80,19 @@ def test_defaults_break_nothing():
             "optimizer.nesterov: true has no effect with momentum 0",
         ),
         (
+            {"sync": Sync(first_bucket_bytes=5)},
+            "sync.first_bucket_bytes: 5 has no effect without sync.bucket_bytes; set both, or none",
+        ),
+        (
+            {"sync": Sync(bucket_bytes=4, first_bucket_bytes=5)},
+            "sync.first_bucket_bytes: 5 is more than sync.bucket_bytes = 4; expected at most that",
+        ),
+        (
+            {"sync": Sync(wire="int8", algorithm="ring")},
+            "sync.wire: int8 cannot be added on the way, as sync.algorithm ring does; "
+            "set sync.algorithm psum, all_to_all or all_gather_sum, or another wire",
+        ),
+        (
             {"data": Npz(path="a", heldout_path="b", heldout_fraction=0.2)},
             "data.heldout_fraction: 0.2 has no effect, since data.heldout_path is given; "
             "remove one of them",
@@ -98,6 +111,8 @@ def test_broken_rule(keys, line):
         {"eval": Eval(every=10), "checkpoint": Checkpoint(every=10), "steps": 10},
         {"data": Tokens(path="a", heldout_path="b"), "model": Gpt()},
         {"devices": 8, "eval": Eval(batch=8), "microbatches": 2},
+        {"sync": Sync(bucket_bytes=5, first_bucket_bytes=5)},
+        {"sync": Sync(wire="bfloat16", algorithm="auto")},
     ],
 )
 def test_kept_rules(keys):

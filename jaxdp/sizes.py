@@ -1,0 +1,23 @@
+"""Sizes as people write them: `25M` is 25 x 2**20 bytes."""
+
+_SCALE = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
+
+def parse_bytes(size: int | str) -> int:
+    """Bytes from a whole number, or from text with a unit.
+
+    Raises:
+      ValueError: it is neither, or no whole number of bytes.
+
+    >>> parse_bytes("25M"), parse_bytes("0.5K"), parse_bytes(1000)
+    (26214400, 512, 1000)
+    """
+    if isinstance(size, int) and not isinstance(size, bool):
+        return size
+    if not isinstance(size, str):
+        raise ValueError(size)
+    unit = size[-1:].upper()
+    value = float(size[:-1] if unit in _SCALE else size) * _SCALE.get(unit, 1)
+    if not value.is_integer():
+        raise ValueError(size)
+    return int(value)
