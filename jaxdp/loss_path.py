@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxdp.errors import UserError
+from jaxdp.plan import Plan, Planned
 from jaxdp.trees import named_leaves
 from jaxdp.types import Batch, LossFn, LossOut, PyTree
 
@@ -28,6 +29,8 @@ _COLLECTIVES = (
 
 # jitted under this prefix, a function of ours whose gradient is known to be right
 _ALLOWED = "jaxdp_loss_path_"
+
+_LOOPS = ("scan", "while")
 
 _RESERVED = {"loss", "weight", "grad_norm", "skipped", "nonfinite", "learning_rate"}
 
@@ -86,7 +89,7 @@ def refuse_collectives(loss_fn: LossFn, *args: Any) -> None:
       UserError: naming the collective.
     """
     for name in primitives(jax.make_jaxpr(loss_fn)(*args).jaxpr):
-        if name.rstrip("2").removesuffix("_invariant") in _COLLECTIVES:
+        if _collective(name) in _COLLECTIVES:
             raise UserError(
                 f"the loss calls the collective {name}; expected the sum over this device's "
                 "examples alone: return (sum, weight), the step reduces both over all devices"
@@ -106,7 +109,7 @@ def allowed_in_loss(function: Callable[..., Any]) -> Callable[..., Any]:
 def primitives(jaxpr: Any) -> Iterator[str]:
     """The names of a jaxpr's primitives at any depth, but for functions that are allowed."""
     for eqn in jaxpr.eqns:
-        if str(eqn.params.get("name", "")).startswith(_ALLOWED):
+        if _is_allowed(eqn):
             continue
         yield eqn.primitive.name
         for value in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr):
@@ -114,8 +117,47 @@ def primitives(jaxpr: Any) -> Iterator[str]:
                 yield from primitives(getattr(value, "jaxpr", value))
 
 
+def _collective(primitive: str) -> str:
+    """The plain name of a primitive that may be a variant of a collective."""
+    return primitive.rstrip("2").removesuffix("_invariant")
+
+
 def _is_jaxpr(x: Any) -> bool:
     return isinstance(x, Jaxpr | ClosedJaxpr)
+
+
+def planned_statistics(jaxpr: Any, n: int) -> Plan:
+    """The collectives of the functions that are `allowed_in_loss`.
+
+    Args:
+      jaxpr: of this device's sums, gradients included.
+      n: number of devices.
+    """
+    found = list(_reductions(jaxpr, in_loop=False)) if n > 1 else []
+    return Plan(
+        tuple(
+            Planned("batch statistics", "all-reduce", 1, size, 2 * (n - 1) * size // n, in_loop)
+            for size, in_loop in found
+        )
+    )
+
+
+def _reductions(
+    jaxpr: Any, *, in_loop: bool = False, allowed: bool = False
+) -> Iterator[tuple[int, bool]]:
+    """(bytes, whether in a loop) of each sum over devices in allowed functions, at any depth."""
+    for eqn in jaxpr.eqns:
+        if allowed and _collective(eqn.primitive.name) == "psum":
+            yield sum(v.aval.size * v.aval.dtype.itemsize for v in eqn.outvars), in_loop
+        loop, known = eqn.primitive.name in _LOOPS, _is_allowed(eqn)
+        for value in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr):
+            if _is_jaxpr(value):
+                inner = getattr(value, "jaxpr", value)
+                yield from _reductions(inner, in_loop=in_loop or loop, allowed=allowed or known)
+
+
+def _is_allowed(eqn: Any) -> bool:
+    return str(eqn.params.get("name", "")).startswith(_ALLOWED)
 
 
 def refuse_integers(what: str, tree: PyTree) -> None:

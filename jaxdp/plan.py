@@ -22,6 +22,7 @@ class Planned(NamedTuple):
       result_bytes: what they return on one device, together: what `hlo.collectives` finds.
       sent_bytes: what the busiest rank sends.  The compiler's own all-reduce is priced as the
         least that any all-reduce sends, 2 (n - 1) / n of its data.
+      in_loop: whether they stand in a loop, and so run several times a step.
     """
 
     name: str
@@ -29,6 +30,7 @@ class Planned(NamedTuple):
     count: int
     result_bytes: int
     sent_bytes: int
+    in_loop: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Plan:
 
     @property
     def sent_bytes(self) -> int:
-        """What the busiest rank sends in all."""
+        """What the busiest rank sends in all, loops counted once."""
         return sum(one.sent_bytes for one in self.collectives)
 
     def totals(self) -> dict[str, tuple[int, int]]:
@@ -63,10 +65,15 @@ def found_totals(found: list[Collective]) -> dict[str, tuple[int, int]]:
 def as_planned(plan: Plan, found: list[Collective]) -> bool:
     """Whether a program holds the planned collectives, all of them and nothing else.
 
-    One in a loop may run several times a step, which is never planned.
+    One in a loop may run several times a step: none is there that was not planned there.
     """
-    looped = any(one.in_loop for one in found)
-    return not looped and found_totals(found) == plan.totals()
+    return found_totals(found) == plan.totals() and not looped(plan, found)
+
+
+def looped(plan: Plan, found: list[Collective]) -> int:
+    """How many collectives more than planned stand in a loop."""
+    planned = sum(one.count for one in plan.collectives if one.in_loop)
+    return max(0, sum(one.in_loop for one in found) - planned)
 
 
 def compare(plan: Plan, found: list[Collective]) -> str:
@@ -79,8 +86,8 @@ def compare(plan: Plan, found: list[Collective]) -> str:
     )
     text = f"{_names(plan)} planned as {planned or 'no collective'}; the compiled step runs "
     text += describe(found)
-    if looped := sum(one.in_loop for one in found):
-        text += f", {looped} of them in a loop"
+    if more := looped(plan, found):
+        text += f", {more} of them in a loop"
     return text + _why(plan, found)
 
 

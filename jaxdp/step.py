@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdp.errors import UserError
 from jaxdp.gradients import clip, global_means, local_sums
-from jaxdp.loss_path import checked_loss, refuse_integers
+from jaxdp.loss_path import checked_loss, planned_statistics, refuse_integers
 from jaxdp.mesh import AXIS, on_mesh, replicate
 from jaxdp.plan import Plan
 from jaxdp.state import TrainState
@@ -94,8 +94,10 @@ class TrainStep:
         """
         if self.sync.plan is None:
             return None
-        shapes = jax.eval_shape(self.sums, *jax.tree.map(_shape, (state, batch)))
-        return self.sync.plan(shapes, self.mesh.size)
+        given = jax.tree.map(_shape, (state, batch))
+        jaxpr, sums = jax.make_jaxpr(self.sums, return_shape=True)(*given)
+        statistics = planned_statistics(jaxpr.jaxpr, self.mesh.size)
+        return self.sync.plan(sums, self.mesh.size) + statistics
 
     def place(self, batch: Batch) -> Batch:
         """Puts a global batch from the host on the devices.

@@ -42,7 +42,7 @@ def run_check(
     with execution.temporary_folder() as folder:
         run = execution.run_steps(subject, devices, Path(folder) / "checkpoints")
         answer(execution.replicas(run))
-        answer(execution.one_reduction(run, subject))
+        answer(execution.reductions(run, subject))
         answer(execution.resume(run, subject))
     answer(execution.one_compilation(run))
     answer(execution.donation(run))

@@ -169,6 +169,13 @@ def test_a_reduction_inside_the_loop(rng):
     assert "gradients" not in found  # the numbers are right: only this line can tell
 
 
+def test_another_algorithm_than_planned(rng):
+    sync = all_reduce_sync("ring")._replace(update=all_reduce_sync("tree").update)
+    found = failed(subject(rng, sync=sync))
+    assert set(found) == {"reductions"}
+    assert "planned as 6 collective-permutes" in found["reductions"]
+
+
 def test_a_stream_that_remembers(rng):
     class Remembers(Stream):
         calls = 0
