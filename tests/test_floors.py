@@ -17,7 +17,7 @@ FLOORS = [
     {"collectives"},
     {"sync", "state", "models", "data", "losses", "optim", "config", "loss_path"},
     {"gradients", "step"},
-    {"checkpoints", "evaluation"},
+    {"checkpoints", "evaluation", "guard"},
     {"loop", "report"},
     {"assemble"},
     {"comparison"},
