@@ -24,7 +24,15 @@ _COLLECTIVES = (
 )
 
 
-_RESERVED = {"loss", "weight", "grad_norm", "skipped", "nonfinite", "learning_rate"}
+_RESERVED = {
+    "loss",
+    "weight",
+    "grad_norm",
+    "skipped",
+    "nonfinite",
+    "nonfinite_run",
+    "learning_rate",
+}
 
 
 def checked_loss(loss_fn: LossFn, compute_dtype: Any = None) -> LossFn:

@@ -52,8 +52,8 @@ class TrainStep:
 
         Returns:
           The new state, and float32 scalars: loss, weight, grad_norm (of the reduced gradient,
-          before clipping), skipped and nonfinite (steps without an update so far), and the loss's
-          own metrics.
+          before clipping), skipped and nonfinite (steps without an update so far), nonfinite_run
+          (of the latter, in a row up to this one), and the loss's own metrics.
         """
         return self.run(state, batch)
 
@@ -76,6 +76,7 @@ class TrainStep:
             step=zero,
             skipped=zero,
             nonfinite=zero,
+            nonfinite_run=zero,
             params=params,
             model_state={} if model_state is None else model_state,
             opt_state=self.optimizer.init(params),
@@ -174,13 +175,15 @@ def make_train_step(
             step=state.step + 1,
             skipped=state.skipped + (finite & empty),
             nonfinite=state.nonfinite + ~finite,
+            nonfinite_run=jnp.where(finite, 0, state.nonfinite_run + 1),
         )
-        metrics |= {"grad_norm": norm, "skipped": new.skipped, "nonfinite": new.nonfinite}
+        metrics |= {"grad_norm": norm}
+        metrics |= {name: getattr(new, name) for name in ("skipped", "nonfinite", "nonfinite_run")}
         if learning_rate is not None:
             metrics["learning_rate"] = learning_rate(state.step)
         return new, {name: jnp.float32(value) for name, value in metrics.items()}
 
-    state_specs = TrainState(P(), P(), P(), P(), P(), P(), P(AXIS))
+    state_specs = TrainState(*[P()] * len(TrainState._fields))._replace(sync_state=P(AXIS))
     run = on_mesh(body, mesh, (state_specs, P(None, AXIS)), (state_specs, P()))
     return TrainStep(jax.jit(run, donate_argnums=0), mesh, microbatches, optimizer, sync)
 
