@@ -11,6 +11,7 @@ from jaxdp.errors import UserError, exit_code
 
 PROG = "python -m jaxdp.compare"
 MODULE = "jaxdp.compare"
+_NOT_WITH_DRAW = ("json", "csv", "plot", "report", "tune", "model", "algorithms")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", metavar="FILE", help="write rows, model and environment")
     add("--csv", metavar="FILE", help="write the rows")
     add("--plot", metavar="FILE.png", help="draw times over sizes")
+    add("--report", metavar="FILE.html", help="write a page: charts, model, rows, players")
     add("--tune", action="store_true", help="keep the fastest of each size for algorithm auto")
     add("--tune-file", metavar="FILE", help="where (default: the user's cache folder)")
     add("--draw", metavar="A,B", help="print the rounds of algorithms, and measure nothing")
@@ -129,11 +131,12 @@ def _check(args: argparse.Namespace) -> None:
         "--model: only all_reduce sends a model's gradients; leave --op out": bool(args.model)
         and args.op != "all_reduce",
         "--draw: prints rounds and measures nothing; leave the other options out": (
-            bool(args.draw)
-            and any((args.json, args.csv, args.plot, args.tune, args.model, args.algorithms))
+            bool(args.draw) and any(getattr(args, option) for option in _NOT_WITH_DRAW)
         )
         or (bool(args.draw) and args.nproc_per_node != 1),
         "--html: has no effect without --draw": bool(args.html) and not args.draw,
+        f"--report: {args.report}; expected a name that ends in .html": bool(args.report)
+        and not args.report.lower().endswith((".html", ".htm")),
         "--tune-file: has no effect without --tune": bool(args.tune_file) and not args.tune,
         f"--devices: {args.devices} cannot be spread over {args.nproc_per_node} processes": bool(
             args.devices
@@ -142,21 +145,17 @@ def _check(args: argparse.Namespace) -> None:
         and args.devices % args.nproc_per_node > 0,
     }
     lines = [line for line, broken in rules.items() if broken]
-    for option, path in (
-        ("--json", args.json),
-        ("--csv", args.csv),
-        ("--plot", args.plot),
-        ("--html", args.html),
-    ):
+    for option in ("json", "csv", "plot", "report", "html"):
+        path = getattr(args, option)
         if path and not os.path.isdir(os.path.dirname(path) or "."):
-            lines.append(f"{option}: there is no folder {os.path.dirname(path)} for {path}")
+            lines.append(f"--{option}: there is no folder {os.path.dirname(path)} for {path}")
     if lines:
         raise UserError(*lines)
     processes.check_count(args.nproc_per_node)
     if args.plot:
         from jaxdp.comparison.plot import check_plot
 
-        check_plot()
+        check_plot(args.plot)
 
 
 def _check_algorithms(args: argparse.Namespace) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute",
          "collective-broadcast")  # fmt: skip
@@ -55,6 +56,17 @@ def collectives(text: str) -> list[Collective]:
                     )
                 )
     return found
+
+
+def summary(found: list[Collective]) -> list[dict[str, Any]]:
+    """One entry for each kind, in a loop or not: kind, in_loop, count, result_bytes in all."""
+    groups: dict[tuple[str, bool], list[int]] = {}
+    for one in found:
+        groups.setdefault((one.kind, one.in_loop), []).append(one.result_bytes)
+    return [
+        {"kind": kind, "in_loop": in_loop, "count": len(sizes), "result_bytes": sum(sizes)}
+        for (kind, in_loop), sizes in groups.items()
+    ]
 
 
 def describe(found: list[Collective]) -> str:

@@ -55,6 +55,7 @@ class FitResult:
       state: the final state.
       step: its step; less than asked for if the run was stopped.
       train_s: seconds spent in steps (compilation, evaluation and saving apart).
+      waited_s: the part of train_s in which the devices waited for input.
       compile_s: seconds of tracing and compiling the step.
       evaluation: what the last evaluation returned.
       compiled: the compiled step, for reading what it communicates; None where nothing was left.
@@ -63,6 +64,7 @@ class FitResult:
     state: TrainState
     step: int
     train_s: float = 0.0
+    waited_s: float = 0.0
     compile_s: float = 0.0
     evaluation: Mapping[str, float] = field(default_factory=dict)
     compiled: jax.stages.Compiled | None = None
@@ -144,6 +146,7 @@ def _train(step: TrainStep, result: FitResult, batches: Batches, last: int, hook
             _feed(step, result, stream, last, hooks, meter)
         finally:
             result.train_s = meter.seconds()
+            result.waited_s += stream.waited_s
 
 
 def _feed(
@@ -169,7 +172,7 @@ def _feed(
         if evaluate is not None and evaluate.due(t + 1, last):
             with meter.paused():
                 result.evaluation = evaluate.do(t + 1, result.state)
-        if save is not None and save.due(t + 1, last):
+        if save is not None and save.due(t + 1, last) and _worth_saving(result, last):
             _save(step.mesh, result, save, guard, meter)
             saved = t + 1
         elif guard.due(t + 1):
@@ -179,6 +182,11 @@ def _feed(
         _save(step.mesh, result, save, guard, meter)
     with meter.paused():
         pass
+
+
+def _worth_saving(result: FitResult, last: int) -> bool:
+    """Not amid steps that fail: a guard may want to go back to before the first of them."""
+    return result.step == last or not int(result.state.nonfinite_run)
 
 
 def _save(mesh: Mesh, result: FitResult, save: Every, guard: Guard, meter: "_Meter") -> None:

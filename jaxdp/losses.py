@@ -37,7 +37,7 @@ def classification_loss(model: Model, label_smoothing: float = 0.0) -> LossFn:
         inputs, label_B = _field(batch, "inputs"), _field(batch, "label")
         weight_B = batch.get("weight", jnp.ones(len(label_B), jnp.float32))
         inputs, label_B = _blank(inputs, weight_B), _blank(label_B, weight_B)
-        logits_BxC, model_state = model.apply(params, model_state, inputs, keys)
+        logits_BxC, model_state = _apply(model, params, model_state, inputs, keys, weight_B)
         nats_B, correct_B = _cross_entropy(logits_BxC, label_B, label_smoothing)
         weight = jnp.sum(weight_B)
         metrics = {"accuracy": (jnp.sum(correct_B * weight_B), weight)}
@@ -66,7 +66,9 @@ def language_loss(model: Model, bits_name: str = "bits_per_byte") -> LossFn:
         weight_B = batch.get("weight", jnp.ones(len(tokens), jnp.float32))
         tokens = _blank(tokens, weight_B)
         weight_BxT = weight_B[:, None] * batch.get("mask", jnp.ones_like(tokens[:, 1:]))
-        logits_BxTxV, model_state = model.apply(params, model_state, tokens[:, :-1], keys)
+        logits_BxTxV, model_state = _apply(
+            model, params, model_state, tokens[:, :-1], keys, weight_B
+        )
         targets_BxT = jnp.where(weight_BxT > 0, tokens[:, 1:], 0)
         nats_BxT, correct_BxT = _cross_entropy(logits_BxTxV, targets_BxT)
         nats, weight = jnp.sum(nats_BxT * weight_BxT), jnp.sum(weight_BxT)
@@ -77,6 +79,11 @@ def language_loss(model: Model, bits_name: str = "bits_per_byte") -> LossFn:
         return LossOut(nats, weight, metrics, model_state)
 
     return loss_fn
+
+
+def _apply(model: Model, params, model_state, inputs, keys, weight_B: jax.Array):
+    weight = (weight_B,) if model.weighted else ()
+    return model.apply(params, model_state, inputs, keys, *weight)
 
 
 def _field(batch: Batch, name: str) -> jax.Array:

@@ -1,6 +1,5 @@
 """A whole run from its configuration: what `python -m jaxdp.train` does, as a function."""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,15 +15,18 @@ from jaxdp.collectives.tuning import Choice, choose
 from jaxdp.comparison import fastest
 from jaxdp.config import Config, check_devices, diff, load_config, to_yaml
 from jaxdp.data import Dataset
-from jaxdp.errors import UserError
+from jaxdp.errors import NumericsError, StorageError, UserError
+from jaxdp.guard import Guard
 from jaxdp.loop import Every, FitResult, fit
 from jaxdp.mesh import use_devices
 from jaxdp.optim import describe_decay
 from jaxdp.report.progress import Reporter, SilentReporter, duration
+from jaxdp.report.record import Stopwatch, run_facts, write_failure, write_report
 from jaxdp.report.runfolder import (
     check_run_folder,
     create_run_folder,
     environment,
+    read_json,
     write_atomically,
     write_json,
 )
@@ -34,7 +36,9 @@ from jaxdp.trees import count_bytes, count_elements, digest
 from jaxdp.types import Device
 
 # keys that may differ when a run is resumed: they do not change what was learned so far
-_MAY_CHANGE = ("steps", "devices", "out", "resume", "sync.", "checkpoint.", "eval.", "log.")
+_MAY_CHANGE = (
+    "steps", "devices", "out", "resume", "sync.", "checkpoint.", "eval.", "log.", "guard.",
+)  # fmt: skip
 
 
 def run_training(
@@ -56,7 +60,7 @@ def run_training(
       UserError: the configuration, the data or the run folder do not fit.
       NumericsError, StorageError: the run ended early.
     """
-    reporter = reporter or SilentReporter()
+    reporter, clock = reporter or SilentReporter(), Stopwatch()
     out = Path(config.out or "runs/default")
     resuming = check_run_folder(out, config.resume)
     if resuming:
@@ -74,9 +78,11 @@ def run_training(
     # the final save is complete when the context is left, before anything calls the run done
     meta = _Meta(dict(dataset.facts))
     with Checkpoints(out / "checkpoints", config.checkpoint.keep) as checkpoints:
+        guard = Guard(**config.guard.model_dump(), tell=reporter.line)
         if resuming:
             state, saved, lines = checkpoints.restore(state)
             meta = meta.resumed(saved)
+            guard.resume(saved.get("guard", {}))
             for line in lines:
                 reporter.line(f"warning: {line}")
         if (summary := _complete(out, int(state.step), config.steps)) is not None:
@@ -84,20 +90,26 @@ def run_training(
             return summary
         for line in _introduction(config, job, state, devices, choice):
             reporter.line(line)
-        result = _fit(config, job, state, meta, checkpoints, out, reporter, should_stop)
-        checkpoints.wait()
-    summary = _summary(choice, job, result, config.steps, meta)
+        try:
+            result = _fit(
+                config, job, choice, state, meta, checkpoints, guard, out, reporter, clock,
+                should_stop,
+            )  # fmt: skip
+            with clock.on("saving"):
+                checkpoints.wait()
+        except (NumericsError, StorageError) as error:
+            write_failure(out, error, clock, reporter)
+            raise
+    summary = _summary(choice, job, result, config.steps, meta, clock) | guard.record()
     write_json(out / "summary.json", summary)
+    write_report(out, reporter)
     return summary
 
 
 def _complete(out: Path, step: int, steps: int) -> dict[str, Any] | None:
     """The summary of a run that has nothing left to do; None if there is something."""
-    try:
-        summary = json.loads((out / "summary.json").read_text())
-    except (OSError, ValueError):  # none yet, or damaged: it is written anew
-        return None
-    done = step >= steps and summary["steps"] == step and not summary["stopped"]
+    summary = read_json(out / "summary.json")  # where it is damaged, it is written anew
+    done = summary and step >= steps and summary["steps"] == step and not summary["stopped"]
     return summary if done else None
 
 
@@ -123,11 +135,14 @@ class _Meta:
 def _fit(
     config: Config,
     job: Job,
+    choice: Choice,
     state: TrainState,
     meta: _Meta,
     checkpoints: Checkpoints,
+    guard: Guard,
     out: Path,
     reporter: Reporter,
+    clock: Stopwatch,
     should_stop: Callable[[], bool],
 ) -> FitResult:
     tokens = job.dataset.shape[0] if job.dataset.task == "language" else 1
@@ -143,14 +158,28 @@ def _fit(
     )
 
     def evaluate(step: int, state: TrainState) -> dict[str, float]:
-        means = job.evaluate(state)
+        with clock.on("evaluation"):
+            means = job.evaluate(state)
         log.evaluation(step, means)
         return means
 
     def save(step: int, state: TrainState) -> None:
         log.flush()  # a run that is killed later resumes here, with the rows up to here
         seconds = meta.train_seconds + log.elapsed_s
-        checkpoints.save(step, state, asdict(replace(meta, train_seconds=seconds)))
+        clock.seconds["steps"] = log.elapsed_s
+        with clock.on("saving"):
+            saved = asdict(replace(meta, train_seconds=seconds)) | {"guard": guard.record()}
+            checkpoints.save(step, state, saved)
+
+    def restore(at_most: int | None, like: TrainState) -> TrainState | None:
+        checkpoints.wait()
+        if not any(at_most is None or step <= at_most for step in checkpoints.steps()):
+            return None
+        state, _, lines = checkpoints.restore(like, at_most)
+        for line in lines:
+            reporter.line(f"warning: {line}")
+        log.back_to(int(state.step))
+        return state
 
     def on_compiled(compiled: jax.stages.Compiled, seconds: float) -> None:
         # the folder holds a run from here on: no mistake of the user can come to light later
@@ -158,11 +187,16 @@ def _fit(
             out / "config.yaml",
             to_yaml(config.model_copy(update={"out": str(out), "resume": False})),
         )
-        write_json(out / "environment.json", environment(list(job.mesh.devices.flat)))
+        clock.seconds["compiling"] = seconds
         found = hlo.collectives(compiled.as_text() or "")
+        facts = run_facts(out, int(state.step), state.params, choice, job.dataset, found)
+        seen = environment(list(job.mesh.devices.flat))
+        write_json(out / "environment.json", seen | {"run": facts})
         reporter.line(f"compiled in {seconds:.1f} s: a step runs {hlo.describe(found)}")
 
     try:
+        clock.since_start("start")
+        guard.restore = restore
         if int(state.step) >= config.steps:  # killed after the last save, before the summary
             return FitResult(state, int(state.step), evaluation=job.evaluate(state))
         return fit(
@@ -173,6 +207,7 @@ def _fit(
             evaluate=Every(config.eval.every, evaluate),
             save=Every(config.checkpoint.every, save),
             log=Every(config.log.every, log.metrics),
+            guard=guard,
             on_compiled=on_compiled,
             should_stop=should_stop,
         )
@@ -237,7 +272,7 @@ def _introduction(
 
 
 def _summary(
-    choice: Choice, job: Job, result: FitResult, steps: int, meta: _Meta
+    choice: Choice, job: Job, result: FitResult, steps: int, meta: _Meta, clock: Stopwatch
 ) -> dict[str, Any]:
     state = result.state
     params = jax.device_get(state.params)
@@ -249,7 +284,9 @@ def _summary(
         "parameters": count_elements(params),
         "train_seconds": round(meta.train_seconds + result.train_s, 3),
         "compile_seconds": round(result.compile_s, 3),
+        "seconds": clock.rounded(steps=result.train_s - result.waited_s, input=result.waited_s),
         "skipped": int(state.skipped),
+        "nonfinite": int(state.nonfinite),
         "eval": dict(result.evaluation),
         "params_digest": digest(params),
         "data": meta.data,
@@ -262,8 +299,9 @@ def describe_summary(summary: dict[str, Any], out: Path | str) -> str:
         f"{name} {value:.4f}" for name, value in summary["eval"].items() if name != "weight"
     )
     what = "stopped" if summary["stopped"] else "done"
+    report = ", report.html" if (Path(out) / "report.html").is_file() else ""
     return (
         f"{what} at step {summary['steps']}: {values + '; ' if values else ''}"
         f"trained {duration(summary['train_seconds'])} on {summary['devices']} device(s), "
-        f"{summary['algorithm']}; {out}/summary.json"
+        f"{summary['algorithm']}; {out}/summary.json{report}"
     )

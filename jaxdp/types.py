@@ -40,9 +40,13 @@ class Model(NamedTuple):
     Attributes:
       init: key -> (params, model_state), both nested dicts of arrays; params are float32.
       apply: (params, model_state, inputs, keys) -> (outputs, model_state).  `inputs` is
-        `[b, ...]`; `keys` holds one random key per example, or None when nothing may be random.
-        The network computes in the dtype of its params; outputs are float32.
+        `[b, ...]`; `keys` holds one random key per example, or is None in evaluation, when nothing
+        is random and the model state stays as it is.  The network computes in the dtype of its
+        params; outputs are float32.
+      weighted: `apply` takes the examples' weights `[b]` as a fifth argument, for statistics of
+        the batch: examples of weight 0 are outside them.
     """
 
     init: Callable[[jax.Array], tuple[PyTree, PyTree]]
-    apply: Callable[[PyTree, PyTree, jax.Array, Any], tuple[jax.Array, PyTree]]
+    apply: Callable[..., tuple[jax.Array, PyTree]]
+    weighted: bool = False

@@ -4,7 +4,9 @@ Inputs are random.  The seed is printed at the start; `--seed N` repeats a run, 
 all cases of the sweeps instead of a random few.
 """
 
+import re
 import secrets
+from html.parser import HTMLParser
 
 import jax
 import numpy as np
@@ -46,3 +48,41 @@ def pytest_terminal_summary(terminalreporter, config):
 def rng(request):
     """A generator for this test alone, from the run's seed and the test's name."""
     return np.random.default_rng([request.config.option.seed, *request.node.nodeid.encode()])
+
+
+class Nesting(HTMLParser):
+    """Fails where an element is closed that is not the innermost open one."""
+
+    VOID = frozenset({"meta", "link", "br", "hr", "img", "input", "path", "rect", "circle", "line"})
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = [], set()
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.add(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing, at {self.getpos()}"
+        assert self.open.pop() == tag, f"</{tag}> at {self.getpos()} inside {self.open}"
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.add(tag)
+
+
+@pytest.fixture
+def check_html():
+    """html -> its elements' names; it must be well-formed, and ask for nothing from outside."""
+
+    def check(html):
+        parser = Nesting()
+        parser.feed(html)
+        parser.close()
+        assert not parser.open
+        urls = set(re.findall(r"https?://[^\s\"'<>)]*", html))
+        assert urls <= {"http://www.w3.org/2000/svg"}, urls
+        return parser.seen
+
+    return check

@@ -1,18 +1,23 @@
 """A comparison as a picture: time over size, both logarithmic."""
 
+from pathlib import Path
 from typing import Any
 
-from jaxdp.comparison.run import Comparison, Row
-from jaxdp.comparison.text import best_per_size, crossovers, facts_line
+from jaxdp.comparison.run import Comparison
+from jaxdp.comparison.text import average_bytes, best_per_size, crossovers, facts_line
 from jaxdp.errors import StorageError, UserError
 
 
-def check_plot() -> None:
-    """Raises UserError if there is nothing to plot with."""
+def check_plot(path: str) -> None:
+    """Raises UserError if there is nothing to plot with, or `path` ends in no format of it."""
     try:
-        import matplotlib  # noqa: F401  # an extra, and slow to import
+        from matplotlib.figure import Figure  # an extra, and slow to import
     except ImportError:
         raise UserError("--plot: matplotlib is not installed; pip install matplotlib") from None
+    known = Figure().canvas.get_supported_filetypes()
+    if Path(path).suffix[1:].lower() not in known:
+        endings = ", ".join(f".{name}" for name in known)
+        raise UserError(f"--plot: {path}; expected a name that ends in one of {endings}")
 
 
 def write_plot(comparison: Comparison, path: str) -> None:
@@ -24,7 +29,7 @@ def write_plot(comparison: Comparison, path: str) -> None:
     markers = "osD^v<>Px*+"
     for number, name in enumerate(dict.fromkeys(row["algorithm"] for row in comparison.rows)):
         rows = [row for row in comparison.rows if row["algorithm"] == name]
-        sizes = [_x(row) for row in rows]
+        sizes = [average_bytes(row) for row in rows]
         color = f"C{number % 10}"
         axes.plot(
             sizes,
@@ -38,7 +43,7 @@ def write_plot(comparison: Comparison, path: str) -> None:
         if all(predicted):
             axes.plot(sizes, predicted, ":", color=color, lw=1.2)
     for one, other in crossovers(comparison.rows):
-        x = (_x(one) * _x(other)) ** 0.5
+        x = (average_bytes(one) * average_bytes(other)) ** 0.5
         axes.axvline(x, color="gray", lw=0.8, ls="--")
         axes.annotate(
             f"{one['algorithm']} | {other['algorithm']}",
@@ -52,7 +57,7 @@ def write_plot(comparison: Comparison, path: str) -> None:
         )
     best = best_per_size(comparison.rows)
     axes.plot(
-        [_x(row) for row in best.values()],
+        [average_bytes(row) for row in best.values()],
         [row["time_us"] for row in best.values()],
         "k",
         lw=4,
@@ -72,8 +77,3 @@ def write_plot(comparison: Comparison, path: str) -> None:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise StorageError(f"{path}: cannot be written: {error}") from error
-
-
-def _x(row: Row) -> float:
-    """Bytes of a row's arrays: the buckets of one model have one sum and several sizes."""
-    return row["bytes"] / row["arrays"]

@@ -63,6 +63,10 @@ def _write(comparison: Comparison, args: argparse.Namespace, n: int) -> None:
         from jaxdp.comparison.plot import write_plot  # matplotlib is an extra
 
         write_plot(comparison, args.plot)
+    if args.report:
+        from jaxdp.comparison.page import comparison_page
+
+        comparison_page(comparison).save(args.report)
     if args.tune:
         print(f"tuned: {tuning.save(comparison.rows, n, args.tune_file)}")
 

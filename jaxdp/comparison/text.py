@@ -54,13 +54,20 @@ def model_lines(network: Network, rows: list[Row]) -> Iterator[str]:
         f"beta {links.beta * 1e9:.3f} ns/byte ({rate}), gamma {links.gamma * 1e9:.3f} ns/byte, "
         "fitted to permutations and a local add"
     )
-    ratios = [row["time_us"] / row["predicted_us"] for row in rows if row["predicted_us"]]
-    if ratios:
-        error = np.exp(np.abs(np.log(ratios)))
+    if (error := model_error(rows)) is not None:
         yield (
-            f"model against {len(ratios)} measured rows that were not fitted: off by a factor of "
-            f"{np.median(error):.2f} (median), {np.max(error):.2f} (worst)"
+            f"model against {error[0]} measured rows that were not fitted: off by a factor of "
+            f"{error[1]:.2f} (median), {error[2]:.2f} (worst)"
         )
+
+
+def model_error(rows: list[Row]) -> tuple[int, float, float] | None:
+    """(rows with a prediction, median and worst factor by which it is off); None without any."""
+    ratios = [row["time_us"] / row["predicted_us"] for row in rows if row["predicted_us"]]
+    if not ratios:
+        return None
+    factors = np.exp(np.abs(np.log(ratios)))
+    return len(ratios), float(np.median(factors)), float(np.max(factors))
 
 
 Size = tuple[int, int]  # bytes, and in how many arrays they are sent
@@ -69,6 +76,11 @@ Size = tuple[int, int]  # bytes, and in how many arrays they are sent
 def size_of(row: Row) -> Size:
     """What distinguishes the sizes of a sweep."""
     return row["bytes"], -row["arrays"]
+
+
+def average_bytes(row: Row) -> float:
+    """Bytes of a row's arrays: the buckets of one model have one sum and several sizes."""
+    return row["bytes"] / row["arrays"]
 
 
 def _words(size: Size) -> str:

@@ -50,6 +50,21 @@ class Cnn(Section):
     dropout: BelowOne = Field(default=0.0, description="share of units dropped in training")
 
 
+class Resnet(Section):
+    """A residual network over images, with batch normalisation."""
+
+    task: ClassVar[Task | None] = "classes"
+    kind: Literal["resnet"] = Field(
+        default="resnet", description="residual network over images, with batch norm"
+    )
+    channels: SomeCounts = Field(default=(16, 32, 64), description="channels of each stage")
+    blocks: Count = Field(default=1, description="blocks of each stage")
+    batch_norm: Literal["sync", "local"] = Field(
+        default="sync",
+        description="statistics over all devices, or each device's own (depends on devices)",
+    )
+
+
 class Gpt(Section):
     """A decoder-only transformer over tokens."""
 
@@ -240,7 +255,7 @@ class Adafactor(_Decaying):
     learning_rate: Positive = Field(default=1e-2, description="learning rate after the warm-up")
 
 
-Model = Annotated[Mlp | Cnn | Gpt, Field(discriminator="kind")]
+Model = Annotated[Mlp | Cnn | Resnet | Gpt, Field(discriminator="kind")]
 Data = Annotated[
     Digits | FashionMnist | StdlibText | TextFile | Npz | Npy | Tokens,
     Field(discriminator="kind"),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from jaxdp.config.keys import SECTIONS, flatten
-from jaxdp.config.schema import Config
+from jaxdp.config.schema import Config, Guard
 from jaxdp.config.words import either
 
 
@@ -113,6 +113,25 @@ def _file_is_read(tune_file: str | None, tune: str) -> str | None:
     return f"{tune_file} has no effect with sync.tune {tune}; remove one of them"
 
 
+def _has_checkpoints(policy: str, every: int) -> str | None:
+    if policy != "rollback" or every:
+        return None
+    return "rollback needs checkpoints to go back to; set checkpoint.every above 0"
+
+
+def _compares(divergence: str, every: int) -> str | None:
+    if divergence == "stop" or every:
+        return None
+    return f"{divergence} has no effect with guard.every 0; expected guard.every above 0"
+
+
+def _limit_is_used(limit: int, nonfinite: str) -> str | None:
+    # The default is let through: a resolved configuration writes out every key.
+    if nonfinite != "stop" or limit == Guard.model_fields["limit"].default:
+        return None
+    return f"{limit} has no effect with guard.nonfinite stop; set guard.nonfinite skip or rollback"
+
+
 DEVICE_RULES = (
     Rule(("global_batch", "microbatches", "devices"), _batch_splits),
     Rule(("eval.batch", "devices"), _eval_batch_splits),
@@ -128,6 +147,10 @@ RULES = (
     Rule(("sync.tune", "sync.algorithm"), _only_auto_tunes),
     Rule(("sync.tune_file", "sync.algorithm"), _only_auto_tunes),
     Rule(("sync.tune_file", "sync.tune"), _file_is_read),
+    Rule(("guard.divergence", "checkpoint.every"), _has_checkpoints),
+    Rule(("guard.nonfinite", "checkpoint.every"), _has_checkpoints),
+    Rule(("guard.divergence", "guard.every"), _compares),
+    Rule(("guard.limit", "guard.nonfinite"), _limit_is_used),
     Rule(("data.heldout_fraction", "data.kind", "data.heldout_path"), _fraction_is_used),
 )
 

@@ -14,18 +14,23 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxdp.errors import UserError
+from jaxdp.models.batch_norm import Mode
 from jaxdp.models.cnn import CNN
 from jaxdp.models.gpt import GPT
 from jaxdp.models.mlp import MLP
+from jaxdp.models.resnet import ResNet
 from jaxdp.types import Model
 
 
-def as_model(make: Callable[[nnx.Rngs], Any], check: Callable[[jax.Array], None]) -> Model:
+def as_model(
+    make: Callable[[nnx.Rngs], Any], check: Callable[[jax.Array], None], *, weighted: bool = False
+) -> Model:
     """The pure functions of a module that is called as `module(inputs, keys)`.
 
     Args:
       make: builds the module; its `nnx.Param`s are the params, all else is the model state.
       check: raises a `UserError` for inputs of a wrong shape or dtype (seen while tracing).
+      weighted: the module takes the examples' weights as a third argument.
     """
 
     def split(module):
@@ -37,16 +42,16 @@ def as_model(make: Callable[[nnx.Rngs], Any], check: Callable[[jax.Array], None]
     def init(key):
         return split(make(nnx.Rngs(key)))[1:]
 
-    def apply(params, model_state, inputs, keys):
+    def apply(params, model_state, inputs, keys, weight=None):
         check(inputs)
         dtype = jnp.result_type(*jax.tree.leaves(params))
         if jnp.issubdtype(inputs.dtype, jnp.floating):
             inputs = inputs.astype(dtype)
         module = nnx.merge(graph, params, model_state)
-        outputs = module(inputs, keys)
+        outputs = module(inputs, keys, weight) if weighted else module(inputs, keys)
         return outputs.astype(jnp.promote_types(dtype, jnp.float32)), split(module)[2]
 
-    return Model(init, apply)
+    return Model(init, apply, weighted)
 
 
 def mlp(
@@ -81,6 +86,25 @@ def cnn(
     return as_model(
         lambda rngs: CNN((height, width, depth), num_classes, channels, hidden, dropout, rngs),
         lambda inputs: _check_shape(inputs, shape),
+    )
+
+
+def resnet(
+    shape: tuple[int, ...],
+    num_classes: int,
+    channels: Sequence[int] = (16, 32, 64),
+    blocks: int = 1,
+    batch_norm: Mode = "sync",
+) -> Model:
+    """See `ResNet`; `shape` is (height, width, channels)."""
+    if len(shape) != 3:
+        raise UserError(f"resnet needs images of (height, width, channels), got shape {shape}")
+    if batch_norm not in ("sync", "local"):
+        raise UserError(f"batch_norm must be sync or local, got {batch_norm!r}")
+    return as_model(
+        lambda rngs: ResNet(shape[2], num_classes, channels, blocks, batch_norm, rngs),
+        lambda inputs: _check_shape(inputs, shape),
+        weighted=True,
     )
 
 
@@ -120,7 +144,7 @@ def gpt(
     )
 
 
-MODELS: dict[str, Callable[..., Model]] = {"mlp": mlp, "cnn": cnn, "gpt": gpt}
+MODELS: dict[str, Callable[..., Model]] = {"mlp": mlp, "cnn": cnn, "resnet": resnet, "gpt": gpt}
 
 
 def build_model(kind: str, *, shape: Sequence[int], num_classes: int, **options: Any) -> Model:

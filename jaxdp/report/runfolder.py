@@ -1,4 +1,7 @@
-"""The files of a run: config.yaml, metrics.jsonl, summary.json, environment.json, checkpoints/."""
+"""The files of a run: config.yaml, metrics.jsonl, summary.json, environment.json, checkpoints/.
+
+What is made from them, report.html, is made by `run_page.py`.
+"""
 
 import json
 import math
@@ -110,9 +113,13 @@ class MetricsLog:
         """Opens for appending; lines after `resumed_step`, or cut off by a kill, are dropped."""
         self.path = path
         self._failed = False
-        if path.exists():
-            kept = [line for line in path.read_bytes().splitlines() if _step(line) <= resumed_step]
-            write_atomically(path, b"".join(line + b"\n" for line in kept).decode())
+        self.drop_after(resumed_step)
+
+    def drop_after(self, step: int) -> None:
+        """Drops the lines after a step, and those that are not whole."""
+        if self.path.exists():
+            kept = [line for line in self.path.read_bytes().splitlines() if _step(line) <= step]
+            write_atomically(self.path, b"".join(line + b"\n" for line in kept).decode())
 
     def write(self, row: dict[str, Any]) -> str | None:
         """Appends a row in one write.
@@ -135,12 +142,32 @@ class MetricsLog:
         return None
 
 
+def read_metrics(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """The rows of a metrics.jsonl, and how many lines were damaged and left out."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return [], 0
+    whole = [line for line in lines if _step(line) < math.inf]
+    return [json.loads(line) for line in whole], len(lines) - len(whole)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """What a file of `write_json` holds; nothing where it is missing or damaged."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
 def _step(line: bytes) -> float:
     """The step of a line; infinity where the line is not whole."""
     try:
-        return json.loads(line)["step"]
+        step = json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):
         return math.inf
+    return step if isinstance(step, int) else math.inf
 
 
 def _plain(value: Any) -> Any:

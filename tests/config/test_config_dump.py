@@ -59,6 +59,11 @@ log:
   every: 10
   progress: auto
   tensorboard: false
+guard:
+  every: 100
+  divergence: stop
+  nonfinite: stop
+  limit: 5
 """
     )
 

@@ -105,8 +105,8 @@ def test_empty_sections(yaml):
             "--model.kind cnn --model.hidden 256,128",
             "[256, 128] is not a whole number (with model.kind cnn)",
         ),
-        ("--model.kind resnet", "'resnet' is not allowed; expected mlp, cnn or gpt"),
-        ("--model.kind 3", "3 is not allowed; expected mlp, cnn or gpt"),
+        ("--model.kind vgg", "'vgg' is not allowed; expected mlp, cnn, resnet or gpt"),
+        ("--model.kind 3", "3 is not allowed; expected mlp, cnn, resnet or gpt"),
         (
             "--optimizer.kind adm",
             "'adm' is not allowed; "
@@ -134,7 +134,7 @@ def test_one_mistake(line, text):
         (
             "--model.kind gpt",
             "data.kind: digits does not fit model.kind gpt; "
-            "expected stdlib_text, text_file or tokens, or model.kind mlp or cnn",
+            "expected stdlib_text, text_file or tokens, or model.kind mlp, cnn or resnet",
         ),
     ],
 )
@@ -169,7 +169,7 @@ global_batch: 97
         "x.yaml:16: steps: given twice, first in line 1",
         "x.yaml:2: modle: no such key; did you mean model?",
         "x.yaml:5: model.hiden: no such key; did you mean model.hidden?",
-        "x.yaml:6: model.channels: belongs to model.kind cnn, not mlp",
+        "x.yaml:6: model.channels: belongs to model.kind cnn or resnet, not mlp",
         "x.yaml:7: model.dropout: 2 is not allowed; expected a number of at least 0 and below 1",
         "x.yaml:9: optimizer.kind: 'adma' is not allowed; "
         "expected sgd, momentum, adam, adamw, lion or adafactor; did you mean adam?",

@@ -28,27 +28,8 @@ def trained(mesh, rng, algorithm="psum", optimizer=None):
     return state
 
 
-def flipped(leaf, replica, bit):
-    """`leaf` with one bit of one device's copy the other way."""
-    copies = []
-    for shard in leaf.addressable_shards:
-        copy = np.array(shard.data)
-        if shard.device == leaf.sharding.mesh.devices.flat[replica]:
-            copy.reshape(-1).view(np.uint8)[bit // 8] ^= 1 << bit % 8
-        copies.append(jax.device_put(copy, shard.device))
-    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, copies)
-
-
-def with_leaf(state, name, change):
-    """`state` with the leaf of that name changed."""
-    names = [n for n, _ in replicated_leaves(state)]
-    leaves, structure = jax.tree.flatten(state)
-    leaves[names.index(name)] = change(leaves[names.index(name)])
-    return jax.tree.unflatten(structure, leaves)
-
-
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
-def test_r2_a_flipped_bit_is_found_and_leaf_and_replica_named(n, mesh_of, rng):
+def test_r2_a_flipped_bit_is_found_and_leaf_and_replica_named(n, mesh_of, rng, flip):
     mesh = mesh_of(n)
     state = trained(mesh, rng)
     assert compare_replicas(mesh, state) == []
@@ -58,7 +39,7 @@ def test_r2_a_flipped_bit_is_found_and_leaf_and_replica_named(n, mesh_of, rng):
         name, replica = str(rng.choice(names)), int(rng.integers(n))
         leaf = dict(replicated_leaves(state))[name]
         bit = int(rng.integers(8 * leaf.nbytes))
-        wrong = with_leaf(state, name, lambda leaf, r=replica, b=bit: flipped(leaf, r, b))
+        wrong = flip(state, name, replica, bit)
         expected = (0, 1) if n == 2 else (replica,)
         assert compare_replicas(mesh, wrong) == [Difference(name, expected)], bit
 
@@ -84,15 +65,13 @@ def test_what_differs_by_right_is_exempt(mesh_of, rng):
     assert compare_replicas(mesh, exempt) == []
 
 
-def test_nans_of_other_signs_are_equal_and_zeros_are_not(mesh_of, rng):
+def test_nans_of_other_signs_are_equal_and_zeros_are_not(mesh_of, rng, change, flip):
     mesh = mesh_of(3)
     state = trained(mesh, rng)
-    nan = with_leaf(state, "params/b", lambda leaf: leaf * np.nan)
-    sign = with_leaf(nan, "params/b", lambda leaf: flipped(leaf, 1, 31))
-    assert compare_replicas(mesh, sign) == []
-    zero = with_leaf(state, "params/b", lambda leaf: leaf * 0)
-    sign = with_leaf(zero, "params/b", lambda leaf: flipped(leaf, 1, 31))
-    assert compare_replicas(mesh, sign) == [Difference("params/b", (1,))]
+    nan = change(state, "params/b", lambda leaf: leaf * np.nan)
+    assert compare_replicas(mesh, flip(nan, "params/b", 1, 31)) == []
+    zero = change(state, "params/b", lambda leaf: leaf * 0)
+    assert compare_replicas(mesh, flip(zero, "params/b", 1, 31)) == [Difference("params/b", (1,))]
 
 
 def test_one_compilation_and_no_copy_of_the_state(mesh_of, rng):

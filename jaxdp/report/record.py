@@ -1,0 +1,101 @@
+"""What a run notes down besides its metrics, so that its report is made from its files alone."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jaxdp
+from jaxdp import hlo
+from jaxdp.collectives.tuning import Choice
+from jaxdp.data import Dataset
+from jaxdp.errors import JaxdpError, StorageError
+from jaxdp.report.progress import Reporter
+from jaxdp.report.run_page import run_page
+from jaxdp.report.runfolder import read_json, read_metrics, write_atomically, write_json
+from jaxdp.trees import count_bytes, count_elements
+from jaxdp.types import PyTree
+
+
+class Stopwatch:
+    """Seconds by what they were spent on, since it was made."""
+
+    def __init__(self):
+        self.seconds: dict[str, float] = {}
+        self._made = time.perf_counter()
+
+    def since_start(self, name: str) -> None:
+        """Puts all seconds so far under a name."""
+        self.seconds[name] = time.perf_counter() - self._made
+
+    @contextmanager
+    def on(self, name: str) -> Iterator[None]:
+        """Adds the seconds of a `with` block to a name."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def rounded(self, **more: float) -> dict[str, float]:
+        """What was measured, and what others measured, for a file."""
+        return {name: round(s, 3) for name, s in (self.seconds | more).items()}
+
+
+def run_facts(
+    out: Path,
+    step: int,
+    params: PyTree,
+    choice: Choice,
+    dataset: Dataset,
+    found: list[hlo.Collective],
+) -> dict[str, Any]:
+    """What the report tells of a run and its configuration does not.
+
+    Args:
+      out: the run folder, with the environment.json of the run before if this one resumes it.
+      step: where the run begins.
+      params: of the model.
+      choice: the algorithm, and why.
+      dataset: what is trained on.
+      found: the collectives of the compiled step.
+    """
+    before = read_json(out / "environment.json").get("run", {}).get("resumed_at", [])
+    return {
+        "jaxdp": jaxdp.__version__,
+        "algorithm": choice.algorithm,
+        "reason": choice.reason,
+        "parameters": count_elements(params),
+        "gradient_bytes": count_bytes(params),
+        "examples": len(dataset.train),
+        "heldout": len(dataset.heldout),
+        "collectives": hlo.summary(found),
+        "resumed_at": [at for at in before if at < step] + ([step] if step else []),
+    }
+
+
+def write_failure(out: Path, error: JaxdpError, clock: Stopwatch, reporter: Reporter) -> None:
+    """Writes summary.json and the report of a run that an error ended."""
+    rows, _ = read_metrics(out / "metrics.jsonl")
+    summary = {
+        "steps": rows[-1]["step"] if rows else 0,
+        "stopped": True,
+        "error": str(error),
+        "seconds": clock.rounded(),
+    }
+    try:
+        write_json(out / "summary.json", summary)
+    except StorageError as another:  # the disk may be what the first error is about
+        reporter.line(f"warning: {another}")
+    write_report(out, reporter)
+
+
+def write_report(out: Path, reporter: Reporter) -> None:
+    """Writes report.html, or one warning: nothing here may turn a good run into a failed one."""
+    try:
+        write_atomically(out / "report.html", run_page(out).html)
+    except StorageError as error:
+        reporter.line(f"warning: {error}")
+    except Exception as error:  # a bug of ours, when everything worth keeping is kept already
+        reporter.line(f"warning: {out}/report.html: {type(error).__name__}: {error}")
