@@ -36,6 +36,8 @@ _RESERVED = {
     "skipped",
     "nonfinite",
     "nonfinite_run",
+    "loss_scale",
+    "overflows",
     "learning_rate",
 }
 

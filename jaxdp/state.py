@@ -17,6 +17,7 @@ class TrainState(NamedTuple):
       model_state: what the model keeps besides, equal on every device.
       opt_state: the optimizer's state, equal on every device.
       sync_state: the synchronisation's state, one slot per device.
+      loss_scale: a `LossScale` where the computation is in float16; else ().
     """
 
     step: Any
@@ -27,3 +28,4 @@ class TrainState(NamedTuple):
     model_state: PyTree
     opt_state: PyTree
     sync_state: PyTree
+    loss_scale: Any = ()

@@ -287,6 +287,7 @@ def _summary(
         "seconds": clock.rounded(steps=result.train_s - result.waited_s, input=result.waited_s),
         "skipped": int(state.skipped),
         "nonfinite": int(state.nonfinite),
+        **({"overflows": int(state.loss_scale.overflows)} if state.loss_scale else {}),
         "eval": dict(result.evaluation),
         "params_digest": digest(params),
         "data": meta.data,

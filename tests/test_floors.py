@@ -15,7 +15,7 @@ ROOT = Path(jaxdp.__file__).parent
 FLOORS = [
     {"errors", "types", "trees", "mesh", "hlo"},
     {"collectives"},
-    {"sync", "state", "models", "data", "losses", "optim", "config", "loss_path"},
+    {"sync", "state", "models", "data", "losses", "optim", "config", "loss_path", "loss_scale"},
     {"gradients", "step"},
     {"checkpoints", "evaluation", "guard"},
     {"loop", "report"},

@@ -127,8 +127,10 @@ class Config(Section):
         default=1,
         description="parts in which each device works off its share of the batch, one by one",
     )
-    compute_dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="type of the computation; the parameters stay float32"
+    compute_dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32",
+        description="type of the computation; the parameters stay float32; "
+        "float16: with a dynamic loss scale",
     )
     out: Text | None = Field(
         default=None, description="folder of the run; null: runs/ and the name of the config file"

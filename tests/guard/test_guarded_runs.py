@@ -94,3 +94,16 @@ def test_the_policies_may_change_at_a_resume(poison, tmp_path):
     reporter = Lines()
     assert run(tmp_path / "a", resume=True, guard__nonfinite="skip", reporter=reporter)["steps"]
     assert "resuming with guard.nonfinite skip instead of stop" in reporter.lines
+
+
+def test_float16_stopped_and_resumed_is_the_straight_run(tmp_path):
+    keys = {"compute_dtype": "float16", "optimizer__learning_rate": 3e-3}
+    straight = run(tmp_path / "a", **keys)
+    stops = iter([False] * 8 + [True])
+    run(tmp_path / "b", should_stop=lambda: next(stops), **keys)
+    rest = run(tmp_path / "b", resume=True, **keys)
+    assert rest["params_digest"] == straight["params_digest"]
+    assert rest["overflows"] == straight["overflows"]
+    plain = run(tmp_path / "c", optimizer__learning_rate=3e-3)
+    assert "overflows" not in plain
+    assert straight["eval"]["loss"] == pytest.approx(plain["eval"]["loss"], rel=0.1)
