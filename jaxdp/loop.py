@@ -9,12 +9,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
+import numpy as np
+from jax.sharding import Mesh
 
 from jaxdp.data import Prefetch, prefetch
 from jaxdp.errors import NumericsError
+from jaxdp.guard import FaultError, Guard
+from jaxdp.mesh import replicate
 from jaxdp.state import TrainState
 from jaxdp.step import TrainStep
 from jaxdp.types import Batch
@@ -75,6 +79,7 @@ def fit(
     evaluate: Every | None = None,
     save: Every | None = None,
     log: Every | None = None,
+    guard: Guard | None = None,
     on_compiled: Callable[[jax.stages.Compiled, float], None] = lambda compiled, seconds: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> FitResult:
@@ -89,6 +94,8 @@ def fit(
       save: `do(step, state)`; returns when `state` may be donated.
       log: `do(step, row)`, row holding the step's metrics, and since the row before: step_time_s
         (mean) and data_wait (the share of that time spent waiting for input); elapsed_s in all.
+      guard: what is done about replicas that differ and numbers that are not finite; `Guard()` by
+        default, which stops.
       on_compiled: called once with the compiled step and the seconds that compiling took.
       should_stop: asked before every step; True saves and returns.
 
@@ -96,54 +103,119 @@ def fit(
       A `FitResult`.
 
     Raises:
-      NumericsError: a loss or gradient was not finite, found when the next row is logged.
+      NumericsError: replicas differ, or a loss or gradient was not finite (found when the next row
+        is logged), and the guard's policy does not help.
     """
     first = int(state.step)
     result = FitResult(state, first)
     if first >= steps:
         return result
+    guard = guard or Guard()
+    guard.compare(step.mesh, first, state)
     started = time.perf_counter()
     run = step.run.lower(state, step.place(batches.batch(first))).compile()
     result.compiled, result.compile_s = run, time.perf_counter() - started
     on_compiled(run, result.compile_s)
+    hooks = _Hooks(evaluate, save, log, guard, should_stop)
+    while True:
+        try:
+            _train(step, result, batches, steps, hooks)
+            return result
+        except FaultError as fault:
+            like = jax.tree.map(_shape, result.state)
+            result.state = like  # the arrays go before others come
+            result.state = guard.go_back(fault, like)
+            result.step = int(result.state.step)
+
+
+class _Hooks(NamedTuple):
+    """What `fit` was given to do besides training."""
+
+    evaluate: Every | None
+    save: Every | None
+    log: Every | None
+    guard: Guard
+    should_stop: Callable[[], bool]
+
+
+def _train(step: TrainStep, result: FitResult, batches: Batches, last: int, hooks: _Hooks) -> None:
+    """Trains from `result` to `last`; `fit` comes here again after going back."""
+    with prefetch(lambda t: step.place(batches.batch(t)), result.step, last) as stream:
+        meter = _Meter(hooks, result, last, stream)
+        try:
+            _feed(step, result, stream, last, hooks, meter)
+        finally:
+            result.train_s = meter.seconds()
+            result.waited_s += stream.waited_s
+
+
+def _feed(
+    step: TrainStep,
+    result: FitResult,
+    stream: Prefetch,
+    last: int,
+    hooks: _Hooks,
+    meter: "_Meter",
+) -> None:
+    evaluate, save, guard, run = hooks.evaluate, hooks.save, hooks.guard, result.compiled
+    assert run is not None
     saved = None
-    with prefetch(lambda t: step.place(batches.batch(t)), first, steps) as stream:
-        meter = _Meter(log, first, steps, stream, int(state.nonfinite))
-        for t, batch in stream:
-            if should_stop():
-                break
+    for t, batch in stream:
+        if hooks.should_stop():
+            break
+        if t + 1 in guard.left_out:
+            result.state = result.state._replace(step=replicate(step.mesh, np.int32(t + 1)))
+        else:
             result.state, metrics = run(result.state, batch)
-            result.step = t + 1
             meter.dispatched(t + 1, metrics)
-            if evaluate is not None and evaluate.due(t + 1, steps):
-                with meter.paused():
-                    result.evaluation = evaluate.do(t + 1, result.state)
-            if save is not None and save.due(t + 1, steps):
-                with meter.paused():
-                    meter.refuse_nonfinite(int(result.state.nonfinite), t + 1)
-                    save.do(t + 1, result.state)
-                saved = t + 1
-        result.waited_s = stream.waited_s
-        with meter.paused():
-            if save is not None and saved != result.step:
-                save.do(result.step, result.state)
-    result.train_s = meter.seconds()
-    return result
+        result.step = t + 1
+        if evaluate is not None and evaluate.due(t + 1, last):
+            with meter.paused():
+                result.evaluation = evaluate.do(t + 1, result.state)
+        if save is not None and save.due(t + 1, last) and _worth_saving(result, last):
+            _save(step.mesh, result, save, guard, meter)
+            saved = t + 1
+        elif guard.due(t + 1):
+            with meter.paused():
+                guard.compare(step.mesh, t + 1, result.state)
+    if save is not None and saved != result.step:
+        _save(step.mesh, result, save, guard, meter)
+    with meter.paused():
+        pass
+
+
+def _worth_saving(result: FitResult, last: int) -> bool:
+    """Not amid steps that fail: a guard may want to go back to before the first of them."""
+    return result.step == last or not int(result.state.nonfinite_run)
+
+
+def _save(mesh: Mesh, result: FitResult, save: Every, guard: Guard, meter: "_Meter") -> None:
+    """Saves a state that was found good."""
+    with meter.paused():
+        meter.refuse_nonfinite(int(result.state.nonfinite), result.step)
+        if guard.every:
+            guard.compare(mesh, result.step, result.state)
+        save.do(result.step, result.state)
+
+
+def _shape(x: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
 
 class _Meter:
     """Bounds the steps in flight, fetches their metrics late, and knows the time spent in steps."""
 
-    def __init__(self, log: Every | None, first: int, last: int, stream: Prefetch, nonfinite: int):
-        """Starts the clock; `nonfinite` steps were found, and forgiven, before `first`."""
-        self._log = log
+    def __init__(self, hooks: _Hooks, result: FitResult, last: int, stream: Prefetch):
+        """Starts the clock; non-finite steps up to here were found before, and forgiven."""
+        self._log = hooks.log
+        self._guard = hooks.guard
         self._last = last
         self._stream = stream
         self._in_flight: deque[tuple[int, Mapping[str, Any]]] = deque()
-        self._logged = (first, 0.0, stream.waited_s)
+        self._logged = (result.step, result.train_s, stream.waited_s)
         self._pace = {"step_time_s": 0.0, "data_wait": 0.0}
-        self._nonfinite = nonfinite
-        self._seconds = 0.0  # of finished stretches
+        self._nonfinite = int(result.state.nonfinite)
+        self._seconds = result.train_s  # of finished stretches
         self._running_since: float | None = time.perf_counter()
 
     def seconds(self) -> float:
@@ -168,6 +240,8 @@ class _Meter:
 
     def _finish_oldest(self) -> None:
         step, metrics = self._in_flight.popleft()
+        if self._guard.nonfinite != "stop":
+            self._guard.finished(step, int(metrics["nonfinite_run"]))
         if self._log is None or not self._log.due(step, self._last):
             metrics["loss"].block_until_ready()
             return
@@ -179,8 +253,8 @@ class _Meter:
         self.refuse_nonfinite(int(row["nonfinite"]), step)
 
     def refuse_nonfinite(self, count: int, step: int) -> None:
-        """Raises NumericsError if steps were not finite, so that none is saved over a good one."""
-        if count > self._nonfinite:
+        """Raises NumericsError if steps were not finite and the policy is to stop."""
+        if self._guard.nonfinite == "stop" and count > self._nonfinite:
             raise NumericsError(
                 f"a loss or gradient was not finite in {count - self._nonfinite} step(s) up to "
                 f"step {step}; those steps changed no parameter: look for bad input, or start a "

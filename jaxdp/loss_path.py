@@ -32,7 +32,17 @@ _ALLOWED = "jaxdp_loss_path_"
 
 _LOOPS = ("scan", "while")
 
-_RESERVED = {"loss", "weight", "grad_norm", "skipped", "nonfinite", "learning_rate"}
+_RESERVED = {
+    "loss",
+    "weight",
+    "grad_norm",
+    "skipped",
+    "nonfinite",
+    "nonfinite_run",
+    "loss_scale",
+    "overflows",
+    "learning_rate",
+}
 
 
 def checked_loss(loss_fn: LossFn, compute_dtype: Any = None) -> LossFn:

@@ -22,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 from jaxdp.errors import UserError
 from jaxdp.gradients import clip, global_means, local_sums
 from jaxdp.loss_path import checked_loss, planned_statistics, refuse_integers
+from jaxdp.loss_scale import DynamicScale, adjusted, overflowed, scaled, unscaled
 from jaxdp.mesh import AXIS, on_mesh, replicate
 from jaxdp.plan import Plan
 from jaxdp.state import TrainState
@@ -44,6 +45,7 @@ class TrainStep:
     optimizer: optax.GradientTransformationExtraArgs
     sync: GradSync
     sums: Callable[[TrainState, Batch], PyTree]  # what the synchronisation gets, for its shapes
+    loss_scale: DynamicScale | None = None  # of float16
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """One optimizer step.
@@ -54,8 +56,9 @@ class TrainStep:
 
         Returns:
           The new state, and float32 scalars: loss, weight, grad_norm (of the reduced gradient,
-          before clipping), skipped and nonfinite (steps without an update so far), and the loss's
-          own metrics.
+          before clipping), skipped and nonfinite (steps without an update so far), nonfinite_run
+          (of the latter, in a row up to this one), and the loss's own metrics.  In float16, too:
+          loss_scale (the next step's) and overflows (steps without an update, so far).
         """
         return self.run(state, batch)
 
@@ -78,10 +81,12 @@ class TrainStep:
             step=zero,
             skipped=zero,
             nonfinite=zero,
+            nonfinite_run=zero,
             params=params,
             model_state={} if model_state is None else model_state,
             opt_state=self.optimizer.init(params),
             sync_state=(),
+            loss_scale=() if self.loss_scale is None else self.loss_scale.init(),
         )
         sync_state = jax.device_put(self.sync.init(params), NamedSharding(self.mesh, P(AXIS)))
         return replicate(self.mesh, state)._replace(sync_state=sync_state)
@@ -139,6 +144,7 @@ def make_train_step(
     compute_dtype: Any = None,
     seed: int = 0,
     learning_rate: Callable[[jax.Array], jax.Array] | None = None,
+    loss_scale: DynamicScale | None = None,
 ) -> TrainStep:
     """Builds the training step for all devices of `mesh`.
 
@@ -152,23 +158,28 @@ def make_train_step(
       microbatches: how many parts of the batch are computed one after the other.
       clip_norm: the global norm to which the reduced gradient is clipped.
       compute_dtype: the dtype to which floating parameters are cast for the loss; gradients and
-        parameters themselves keep theirs.
+        parameters themselves keep theirs.  float16 needs, and gets, a dynamic loss scale.
       seed: of all randomness in training.
       learning_rate: step -> learning rate, only to be shown among the metrics.
+      loss_scale: how the scale of float16 behaves; `DynamicScale()` by default.
 
     Returns:
       A `TrainStep`.
 
     Raises:
-      UserError: `microbatches`, `clip_norm` or `seed` is out of range.
+      UserError: `microbatches`, `clip_norm` or `seed` is out of range, or `loss_scale` would have
+        no effect.
     """
     _check_options(microbatches, clip_norm, seed)
+    scaling = _scaling(compute_dtype, loss_scale)
     optimizer = optax.with_extra_args_support(optimizer)
-    loss = checked_loss(loss_fn, compute_dtype)
+    true_loss = checked_loss(loss_fn, compute_dtype)
 
     def device_sums(state: TrainState, batch: Batch) -> Sums:
         key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
-        return local_sums(loss, state.params, state.model_state, batch, key, AXIS)
+        loss = scaled(true_loss, state.loss_scale)
+        sums = local_sums(loss, state.params, state.model_state, batch, key, AXIS)
+        return unscaled(sums, state.loss_scale)
 
     def body(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         sums, sync_state = sync.update(device_sums(state, batch), state.sync_state, AXIS)
@@ -186,18 +197,25 @@ def make_train_step(
         # one decision, from reduced values: the same on every device
         empty = metrics["weight"] == 0
         finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]) & (metrics["weight"] >= 0)
+        overflow = overflowed(state.loss_scale, metrics["loss"], norm)
         new = jax.tree.map(lambda a, b: jnp.where(finite & ~empty, a, b), new, state)
         new = new._replace(
             step=state.step + 1,
             skipped=state.skipped + (finite & empty),
-            nonfinite=state.nonfinite + ~finite,
+            nonfinite=state.nonfinite + ~(finite | overflow),
+            nonfinite_run=jnp.where(finite | overflow, 0, state.nonfinite_run + 1),
+            loss_scale=adjusted(state.loss_scale, scaling, finite & ~empty, overflow),
         )
-        metrics |= {"grad_norm": norm, "skipped": new.skipped, "nonfinite": new.nonfinite}
+        metrics |= {"grad_norm": norm}
+        metrics |= {name: getattr(new, name) for name in ("skipped", "nonfinite", "nonfinite_run")}
+        if new.loss_scale:
+            metrics["loss_scale"] = new.loss_scale.scale
+            metrics["overflows"] = new.loss_scale.overflows
         if learning_rate is not None:
             metrics["learning_rate"] = learning_rate(state.step)
         return new, {name: jnp.float32(value) for name, value in metrics.items()}
 
-    state_specs = TrainState(P(), P(), P(), P(), P(), P(), P(AXIS))
+    state_specs = TrainState(*[P()] * len(TrainState._fields))._replace(sync_state=P(AXIS))
     in_specs = (state_specs, P(None, AXIS))
     run = jax.jit(
         on_mesh(body, mesh, in_specs, (state_specs, P())),
@@ -205,11 +223,22 @@ def make_train_step(
         compiler_options=dict(sync.compiler_options(mesh.devices.flat[0].platform)),
     )
     sums = on_mesh(device_sums, mesh, in_specs, P())
-    return TrainStep(run, mesh, microbatches, optimizer, sync, sums)
+    return TrainStep(run, mesh, microbatches, optimizer, sync, sums, scaling)
 
 
 def _shape(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _scaling(compute_dtype: Any, loss_scale: DynamicScale | None) -> DynamicScale | None:
+    if compute_dtype is not None and jnp.dtype(compute_dtype) == jnp.float16:
+        return loss_scale or DynamicScale()
+    if loss_scale is not None:
+        raise UserError(
+            f"loss_scale: {loss_scale} has no effect with compute_dtype {compute_dtype}; expected "
+            "float16, or no loss_scale"
+        )
+    return None
 
 
 def _check_options(microbatches: int, clip_norm: float | None, seed: int) -> None:

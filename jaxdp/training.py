@@ -16,6 +16,7 @@ from jaxdp.comparison import fastest
 from jaxdp.config import Config, check_devices, diff, load_config, to_yaml
 from jaxdp.data import Dataset
 from jaxdp.errors import NumericsError, StorageError, UserError
+from jaxdp.guard import Guard
 from jaxdp.loop import Every, FitResult, fit
 from jaxdp.mesh import use_devices
 from jaxdp.optim import describe_decay
@@ -36,7 +37,9 @@ from jaxdp.trees import count_bytes, count_elements, digest
 from jaxdp.types import Device
 
 # keys that may differ when a run is resumed: they do not change what was learned so far
-_MAY_CHANGE = ("steps", "devices", "out", "resume", "sync.", "checkpoint.", "eval.", "log.")
+_MAY_CHANGE = (
+    "steps", "devices", "out", "resume", "sync.", "checkpoint.", "eval.", "log.", "guard.",
+)  # fmt: skip
 
 
 def run_training(
@@ -76,9 +79,11 @@ def run_training(
     # the final save is complete when the context is left, before anything calls the run done
     meta = _Meta(dict(dataset.facts))
     with Checkpoints(out / "checkpoints", config.checkpoint.keep) as checkpoints:
+        guard = Guard(**config.guard.model_dump(), tell=reporter.line)
         if resuming:
             state, saved, lines = checkpoints.restore(state)
             meta = meta.resumed(saved)
+            guard.resume(saved.get("guard", {}))
             for line in lines:
                 reporter.line(f"warning: {line}")
         if (summary := _complete(out, int(state.step), config.steps)) is not None:
@@ -88,14 +93,15 @@ def run_training(
             reporter.line(line)
         try:
             result = _fit(
-                config, job, choice, state, meta, checkpoints, out, reporter, clock, should_stop
-            )
+                config, job, choice, state, meta, checkpoints, guard, out, reporter, clock,
+                should_stop,
+            )  # fmt: skip
             with clock.on("saving"):
                 checkpoints.wait()
         except (NumericsError, StorageError) as error:
             write_failure(out, error, clock, reporter)
             raise
-    summary = _summary(choice, job, result, config.steps, meta, clock)
+    summary = _summary(choice, job, result, config.steps, meta, clock) | guard.record()
     write_json(out / "summary.json", summary)
     write_report(out, reporter)
     return summary
@@ -134,6 +140,7 @@ def _fit(
     state: TrainState,
     meta: _Meta,
     checkpoints: Checkpoints,
+    guard: Guard,
     out: Path,
     reporter: Reporter,
     clock: Stopwatch,
@@ -162,7 +169,18 @@ def _fit(
         seconds = meta.train_seconds + log.elapsed_s
         clock.seconds["steps"] = log.elapsed_s
         with clock.on("saving"):
-            checkpoints.save(step, state, asdict(replace(meta, train_seconds=seconds)))
+            saved = asdict(replace(meta, train_seconds=seconds)) | {"guard": guard.record()}
+            checkpoints.save(step, state, saved)
+
+    def restore(at_most: int | None, like: TrainState) -> TrainState | None:
+        checkpoints.wait()
+        if not any(at_most is None or step <= at_most for step in checkpoints.steps()):
+            return None
+        state, _, lines = checkpoints.restore(like, at_most)
+        for line in lines:
+            reporter.line(f"warning: {line}")
+        log.back_to(int(state.step))
+        return state
 
     def on_compiled(compiled: jax.stages.Compiled, seconds: float) -> None:
         # the folder holds a run from here on: no mistake of the user can come to light later
@@ -182,6 +200,7 @@ def _fit(
 
     try:
         clock.since_start("start")
+        guard.restore = restore
         if int(state.step) >= config.steps:  # killed after the last save, before the summary
             return FitResult(state, int(state.step), evaluation=job.evaluate(state))
         return fit(
@@ -192,6 +211,7 @@ def _fit(
             evaluate=Every(config.eval.every, evaluate),
             save=Every(config.checkpoint.every, save),
             log=Every(config.log.every, log.metrics),
+            guard=guard,
             on_compiled=on_compiled,
             should_stop=should_stop,
         )
@@ -276,6 +296,8 @@ def _summary(
         "compile_seconds": round(result.compile_s, 3),
         "seconds": clock.rounded(steps=result.train_s - result.waited_s, input=result.waited_s),
         "skipped": int(state.skipped),
+        "nonfinite": int(state.nonfinite),
+        **({"overflows": int(state.loss_scale.overflows)} if state.loss_scale else {}),
         "eval": dict(result.evaluation),
         "params_digest": digest(params),
         "data": meta.data,

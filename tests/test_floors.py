@@ -15,9 +15,9 @@ ROOT = Path(jaxdp.__file__).parent
 FLOORS = [
     {"errors", "types", "trees", "mesh", "hlo", "plan", "sizes"},
     {"collectives"},
-    {"sync", "state", "models", "data", "losses", "optim", "config", "loss_path"},
+    {"sync", "state", "models", "data", "losses", "optim", "config", "loss_path", "loss_scale"},
     {"gradients", "step"},
-    {"checkpoints", "evaluation"},
+    {"checkpoints", "evaluation", "guard"},
     {"loop", "report"},
     {"assemble"},
     {"comparison"},

@@ -81,7 +81,9 @@ class Checkpoints:
         except (OSError, ValueError) as error:
             raise StorageError(f"{self.folder}: saving failed: {error}") from error
 
-    def restore(self, like: TrainState) -> tuple[TrainState, dict[str, Any], list[str]]:
+    def restore(
+        self, like: TrainState, at_most: int | None = None
+    ) -> tuple[TrainState, dict[str, Any], list[str]]:
         """The newest state that can be read.
 
         A step that cannot be read is moved to `damaged/` beside the checkpoints, never deleted,
@@ -89,6 +91,8 @@ class Checkpoints:
 
         Args:
           like: a state of the shapes, dtypes and shardings wanted.
+          at_most: the newest step that will do; later ones are moved to `abandoned/`, so that the
+            run can save those steps again.
 
         Returns:
           (state, its meta, a line for each step that was moved aside).
@@ -97,7 +101,8 @@ class Checkpoints:
           StorageError: there is none, or a leaf has another shape or dtype.
         """
         damaged: dict[int, str] = {}
-        for step in reversed(self.steps()):
+        abandoned = [step for step in self.steps() if at_most is not None and step > at_most]
+        for step in reversed([step for step in self.steps() if step not in abandoned]):
             try:
                 state, meta = self._restore_step(step, like)
             except (OSError, ValueError, KeyError, TypeError) as error:
@@ -105,7 +110,9 @@ class Checkpoints:
                 damaged[step] = f"checkpoint {step} cannot be read ({reason})"
             else:
                 # only now: where none can be read, the fault may be the machine's
-                return state, meta, [f"{damaged[s]}; {self._move_aside(s)}" for s in damaged]
+                lines = [f"{damaged[s]}; {self._move_aside(s)}" for s in damaged]
+                lines += [f"checkpoint {s} {self._move_aside(s, 'abandoned')}" for s in abandoned]
+                return state, meta, lines
         raise StorageError(*damaged.values(), f"{self.folder}: no checkpoint that can be read")
 
     def _restore_step(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
@@ -117,8 +124,8 @@ class Checkpoints:
         restored = self._manager.restore(step, args=ocp.args.Composite(**args))
         return TrainState(**restored[STATE]), restored[META]
 
-    def _move_aside(self, step: int) -> str:
-        target = self.folder.parent / "damaged" / str(step)
+    def _move_aside(self, step: int, where: str = "damaged") -> str:
+        target = self.folder.parent / where / str(step)
         while target.exists():
             target = target.with_name(target.name + "-again")
         target.parent.mkdir(exist_ok=True)

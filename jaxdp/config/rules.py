@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from jaxdp.config.keys import SECTIONS, flatten
-from jaxdp.config.schema import INT8_ALGORITHMS, Config
+from jaxdp.config.schema import INT8_ALGORITHMS, Config, Guard
 from jaxdp.config.words import either
 from jaxdp.sizes import parse_bytes
 
@@ -133,6 +133,25 @@ def _wire_is_carried(wire: str, algorithm: str) -> str | None:
     )
 
 
+def _has_checkpoints(policy: str, every: int) -> str | None:
+    if policy != "rollback" or every:
+        return None
+    return "rollback needs checkpoints to go back to; set checkpoint.every above 0"
+
+
+def _compares(divergence: str, every: int) -> str | None:
+    if divergence == "stop" or every:
+        return None
+    return f"{divergence} has no effect with guard.every 0; expected guard.every above 0"
+
+
+def _limit_is_used(limit: int, nonfinite: str) -> str | None:
+    # The default is let through: a resolved configuration writes out every key.
+    if nonfinite != "stop" or limit == Guard.model_fields["limit"].default:
+        return None
+    return f"{limit} has no effect with guard.nonfinite stop; set guard.nonfinite skip or rollback"
+
+
 DEVICE_RULES = (
     Rule(("global_batch", "microbatches", "devices"), _batch_splits),
     Rule(("eval.batch", "devices"), _eval_batch_splits),
@@ -150,6 +169,10 @@ RULES = (
     Rule(("sync.tune_file", "sync.tune"), _file_is_read),
     Rule(("sync.first_bucket_bytes", "sync.bucket_bytes"), _first_bucket_fits),
     Rule(("sync.wire", "sync.algorithm"), _wire_is_carried),
+    Rule(("guard.divergence", "checkpoint.every"), _has_checkpoints),
+    Rule(("guard.nonfinite", "checkpoint.every"), _has_checkpoints),
+    Rule(("guard.divergence", "guard.every"), _compares),
+    Rule(("guard.limit", "guard.nonfinite"), _limit_is_used),
     Rule(("data.heldout_fraction", "data.kind", "data.heldout_path"), _fraction_is_used),
 )
 

@@ -103,6 +103,27 @@ class Log(Section):
     tensorboard: bool = Field(default=False, description="also write TensorBoard files")
 
 
+class Guard(Section):
+    """What is done about replicas that differ and numbers that are not finite."""
+
+    every: CountOrZero = Field(
+        default=100, description="steps between comparisons of the replicas; 0: only at the start"
+    )
+    divergence: Literal["stop", "rollback"] = Field(
+        default="stop",
+        description="where replicas differ: stop, or go back to the newest checkpoint",
+    )
+    nonfinite: Literal["stop", "skip", "rollback"] = Field(
+        default="stop",
+        description="where a loss or gradient is not finite: stop; skip the step; or skip it, and "
+        "after too many in a row go back to a checkpoint and leave out their batches",
+    )
+    limit: Count = Field(
+        default=5,
+        description="non-finite steps in a row that are skipped; one more is too many",
+    )
+
+
 class Config(Section):
     """The whole configuration of a run; the defaults alone are a valid one."""
 
@@ -123,8 +144,10 @@ class Config(Section):
         default=1,
         description="parts in which each device works off its share of the batch, one by one",
     )
-    compute_dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="type of the computation; the parameters stay float32"
+    compute_dtype: Literal["float32", "bfloat16", "float16"] = Field(
+        default="float32",
+        description="type of the computation; the parameters stay float32; "
+        "float16: with a dynamic loss scale",
     )
     out: Text | None = Field(
         default=None, description="folder of the run; null: runs/ and the name of the config file"
@@ -139,3 +162,4 @@ class Config(Section):
     checkpoint: Checkpoint = Field(default=Checkpoint(), description="when the run is saved")
     eval: Eval = Field(default=Eval(), description="when held-out examples are evaluated")
     log: Log = Field(default=Log(), description="what the run tells")
+    guard: Guard = Field(default=Guard(), description="what is done about wrong numbers")

@@ -107,6 +107,8 @@ def describe(row: Mapping[str, Any]) -> str:
         shown.append(f"data wait {row['data_wait']:.0%}")
     if row.get("skipped"):
         shown.append(f"skipped {row['skipped']:.0f}")
+    if row.get("nonfinite"):
+        shown.append(f"not finite {row['nonfinite']:.0f}")
     if "eta_s" in row:
         shown.append(f"eta {duration(row['eta_s'])}")
     return "  ".join(shown)
@@ -115,8 +117,8 @@ def describe(row: Mapping[str, Any]) -> str:
 _FIRST = ("loss", "accuracy", "bits_per_byte", "learning_rate", "grad_norm")
 _SHORT = {"learning_rate": "lr", "grad_norm": "grad norm", "bits_per_byte": "bits/byte"}
 _HIDDEN = (
-    "step", "weight", "skipped", "nonfinite", "per_second", "per_second_per_device", "unit",
-    "data_wait", "eta_s", "step_time_s", "elapsed_s", "eval",
+    "step", "weight", "skipped", "nonfinite", "nonfinite_run", "per_second",
+    "per_second_per_device", "unit", "data_wait", "eta_s", "step_time_s", "elapsed_s", "eval",
 )  # fmt: skip
 
 

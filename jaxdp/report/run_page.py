@@ -18,8 +18,9 @@ from jaxdp.report.table import TABLE_ASSETS, Cell, facts, notice, rows_table
 
 # columns of metrics.jsonl that are no metric of the model: the rest gets a chart of its own
 _NOT_METRICS = {
-    "step", "weight", "skipped", "nonfinite", "learning_rate", "grad_norm", "step_time_s",
-    "data_wait", "elapsed_s", "per_second", "per_second_per_device", "unit", "eval", "loss",
+    "step", "weight", "skipped", "nonfinite", "nonfinite_run", "learning_rate", "grad_norm",
+    "step_time_s", "data_wait", "elapsed_s", "per_second", "per_second_per_device", "unit", "eval",
+    "loss",
 }  # fmt: skip
 _SECONDS = {
     "start": "start-up and data",

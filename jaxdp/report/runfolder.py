@@ -113,9 +113,13 @@ class MetricsLog:
         """Opens for appending; lines after `resumed_step`, or cut off by a kill, are dropped."""
         self.path = path
         self._failed = False
-        if path.exists():
-            kept = [line for line in path.read_bytes().splitlines() if _step(line) <= resumed_step]
-            write_atomically(path, b"".join(line + b"\n" for line in kept).decode())
+        self.drop_after(resumed_step)
+
+    def drop_after(self, step: int) -> None:
+        """Drops the lines after a step, and those that are not whole."""
+        if self.path.exists():
+            kept = [line for line in self.path.read_bytes().splitlines() if _step(line) <= step]
+            write_atomically(self.path, b"".join(line + b"\n" for line in kept).decode())
 
     def write(self, row: dict[str, Any]) -> str | None:
         """Appends a row in one write.

@@ -68,6 +68,11 @@ class RunLog:
         count = means["weight"]
         self._reporter.line(f"step {step}  held out ({count:,.0f}): {describe(means)}")
 
+    def back_to(self, step: int) -> None:
+        """Forgets the rows after `step`: the run went back to there and will log them again."""
+        self.flush()
+        self._metrics.drop_after(step)
+
     def flush(self) -> None:
         """Writes the row that was kept back for an evaluation to join."""
         if not self._row:

@@ -62,6 +62,11 @@ log:
   every: 10
   progress: auto
   tensorboard: false
+guard:
+  every: 100
+  divergence: stop
+  nonfinite: stop
+  limit: 5
 """
     )
 
@@ -104,9 +109,10 @@ def _random_config(rng: random.Random) -> Config:
     """A valid configuration; the many that break a rule are thrown away."""
     for _ in range(1000):
         kinds = {name: rng.choice(list(models)) for name, models in SECTIONS.items()}
+        share = rng.random()  # of keys that are given: the more, the more rules are broken
         overrides = [(f"{name}.kind", kind) for name, kind in kinds.items() if kind]
         for path, field in fields_of_kinds(kinds).items():
-            if not path.endswith(".kind") and (field.is_required() or rng.random() < 0.7):
+            if not path.endswith(".kind") and (field.is_required() or rng.random() < share):
                 overrides.append((path, _random_value(rng, path, field.default)))
         with suppress(UserError):
             return load_config(None, overrides)

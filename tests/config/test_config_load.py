@@ -71,7 +71,10 @@ def test_empty_sections(yaml):
         ),
         ("--devices 0", "0 is not allowed; expected auto or a whole number of at least 1"),
         ("--devices all", "'all' is not allowed; expected auto or a whole number of at least 1"),
-        ("--compute_dtype float16", "'float16' is not allowed; expected float32 or bfloat16"),
+        (
+            "--compute_dtype float64",
+            "'float64' is not allowed; expected float32, bfloat16 or float16",
+        ),
         ("--resume yes", "'yes' is not allowed; expected true, false or auto"),
         ("--resume 1", "1 is not allowed; expected true, false or auto"),
         ("--log.tensorboard on", "'on' is not true or false"),

@@ -8,7 +8,7 @@ from jaxdp.config import Config, check_devices, flatten
 from jaxdp.config.keys import KEYS
 from jaxdp.config.kinds import Digits, Gpt, Momentum, Npz, Sgd, TextFile, Tokens
 from jaxdp.config.rules import RULES, broken_rules
-from jaxdp.config.schema import Checkpoint, Eval, Sync
+from jaxdp.config.schema import Checkpoint, Eval, Guard, Sync
 
 
 def broken(**keys) -> list[str]:
@@ -97,6 +97,26 @@ def test_defaults_break_nothing():
             "data.heldout_fraction: 0.2 has no effect, since data.heldout_path is given; "
             "remove one of them",
         ),
+        (
+            {"guard": Guard(divergence="rollback")},
+            "guard.divergence: rollback needs checkpoints to go back to; "
+            "set checkpoint.every above 0",
+        ),
+        (
+            {"guard": Guard(nonfinite="rollback")},
+            "guard.nonfinite: rollback needs checkpoints to go back to; "
+            "set checkpoint.every above 0",
+        ),
+        (
+            {"guard": Guard(divergence="rollback", every=0), "checkpoint": Checkpoint(every=5)},
+            "guard.divergence: rollback has no effect with guard.every 0; "
+            "expected guard.every above 0",
+        ),
+        (
+            {"guard": Guard(limit=3)},
+            "guard.limit: 3 has no effect with guard.nonfinite stop; "
+            "set guard.nonfinite skip or rollback",
+        ),
     ],
 )
 def test_broken_rule(keys, line):
@@ -110,6 +130,11 @@ def test_broken_rule(keys, line):
         {"optimizer": Sgd(warmup_steps=9, schedule="cosine", end_fraction=0.1), "steps": 10},
         {"eval": Eval(every=10), "checkpoint": Checkpoint(every=10), "steps": 10},
         {"data": Tokens(path="a", heldout_path="b"), "model": Gpt()},
+        {"guard": Guard(every=0, nonfinite="skip", limit=9)},
+        {
+            "guard": Guard(divergence="rollback", nonfinite="rollback", limit=1),
+            "checkpoint": Checkpoint(every=5),
+        },
         {"devices": 8, "eval": Eval(batch=8), "microbatches": 2},
         {"sync": Sync(bucket_bytes=5, first_bucket_bytes=5)},
         {"sync": Sync(wire="bfloat16", algorithm="auto")},

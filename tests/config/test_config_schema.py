@@ -48,6 +48,10 @@ DEFAULTS = {
     "log.every": 10,
     "log.progress": "auto",
     "log.tensorboard": False,
+    "guard.every": 100,
+    "guard.divergence": "stop",
+    "guard.nonfinite": "stop",
+    "guard.limit": 5,
 }
 
 

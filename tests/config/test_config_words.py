@@ -63,7 +63,7 @@ def test_expected(path, kind, text):
         ("lr", "optimizer.learning_rate"),
         ("optimizer.steps", "steps"),
         ("log.evry", "log.every"),
-        ("every", "checkpoint.every, eval.every or log.every"),
+        ("every", "checkpoint.every, eval.every, log.every or guard.every"),
         ("global-batch", "global_batch"),
         ("GLOBAL_BATCH", "global_batch"),
         ("batch_size", "global_batch"),
