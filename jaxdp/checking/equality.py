@@ -5,6 +5,7 @@ nothing but the order of additions may differ.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -43,7 +44,12 @@ class Deviation(NamedTuple):
 def gradients(subject: Subject, devices: Sequence[Device]) -> Line:
     """One step of SGD with rate 1, all weights 1: the update is the gradient."""
     found = _sgd(subject, devices, subject.batch)
-    return _line("gradients", found, len(devices), "a step of SGD", _cause)
+    line = _line("gradients", found, len(devices), "a step of SGD", _cause)
+    if subject.exact_sync is None:
+        return line
+    rounded = _sgd(replace(subject, exact_sync=None), devices, subject.batch)
+    chosen = f"; without rounding on the wire, which by choice makes it {rounded.worst:.1e}"
+    return line._replace(detail=line.detail + chosen)
 
 
 def weights(subject: Subject, devices: Sequence[Device], equal_is_right: bool) -> Line:
@@ -116,6 +122,8 @@ def _train(
     subject: Subject, devices: Sequence[Device], batches: Sequence[Batch], **changes: Any
 ) -> tuple[PyTree, PyTree]:
     """(parameters and model state at the start, at the end), in float64."""
+    if subject.exact_sync is not None:
+        changes["sync"] = subject.exact_sync
     step = subject.make_step(mesh=data_mesh(devices), compute_dtype=None, **changes)
     params, model_state = jax.tree.map(lambda x: np.asarray(x, np.float64), subject.init())
     state = step.init(params, model_state)

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
 
-from jaxdp.assemble import Job, assemble
+from jaxdp.assemble import Job, assemble, make_sync
 from jaxdp.config import Config
 from jaxdp.data import Dataset
 from jaxdp.loop import Batches
 from jaxdp.step import TrainStep
+from jaxdp.sync import GradSync
 from jaxdp.types import Device, LossFn, PyTree
 
 _MOST_PER_DEVICE = 4  # examples of a microbatch on a device: more prove no more, and take longer
@@ -27,7 +27,8 @@ class Subject:
       init: () -> (params, model state), the same each time.
       batches: the data stream; only the first `size` examples of each batch are used.
       size: examples per step.
-      compute_dtype: of the loss in training; None: that of the parameters.
+      exact_sync: where the training's synchronisation rounds by choice, the same without rounding:
+        equality is asked of it.  None: it does not round.
     """
 
     loss_fn: LossFn
@@ -35,7 +36,7 @@ class Subject:
     init: Callable[[], tuple[PyTree, PyTree]]
     batches: Batches
     size: int
-    compute_dtype: Any = None
+    exact_sync: GradSync | None = None
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         """The examples of a step, every one of weight 1."""
@@ -66,5 +67,9 @@ def subject_of(config: Config, dataset: Dataset, devices: list[Device]) -> Subje
         init=init,
         batches=job.loader,
         size=min(config.global_batch, parts * _MOST_PER_DEVICE),
-        compute_dtype=None if config.compute_dtype == "float32" else config.compute_dtype,
+        exact_sync=None if config.sync.wire == "float32" else make_sync(_lossless(config)),
     )
+
+
+def _lossless(config: Config) -> Config:
+    return config.model_copy(update={"sync": config.sync.model_copy(update={"wire": "float32"})})

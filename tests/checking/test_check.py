@@ -120,6 +120,14 @@ def test_a_sum_taken_for_a_mean(rng):
     assert "a sum over the 4 devices where their mean is wanted" in found["gradients"]
 
 
+def test_rounding_on_the_wire_is_a_choice_and_no_fault(rng):
+    sync, exact = all_reduce_sync("ring", wire="bfloat16"), all_reduce_sync("ring")
+    lines = run_check(subject(rng, sync=sync, exact_sync=exact), jax.devices()[:2])
+    assert all(line.verdict != "fail" for line in lines)
+    assert "by choice makes it" in lines[0].detail
+    assert "gradients" in failed(subject(rng, sync=sync), 2)  # nobody said that it rounds
+
+
 def test_batch_statistics_kept_local():
     path = "configs/digits_resnet.yaml"
     for mode, wanted in (("sync", set()), ("local", {"gradients", "weights", "optimizer"})):
