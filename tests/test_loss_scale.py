@@ -66,8 +66,9 @@ def test_gradients_below_float16_survive(n, mesh_of, rng):
 
     ones = np.ones(8, np.float16)
     state, [row] = train(make(mesh_of(n), loss), {"w": np.float32(0)}, [{"g": g, "row": ones}])
-    assert float(state.params["w"]) == -0.5 * g.sum() / 8
-    assert row["grad_norm"] == g.sum() / 8
+    # a device's gradient is a sum in float16, of 11 bits; that of the devices is not
+    assert row["grad_norm"] == pytest.approx(g.sum() / 8, rel=8 * 2**-11)
+    assert float(state.params["w"]) == -0.5 * np.float32(row["grad_norm"])
     plain, _ = train(
         make(mesh_of(n), loss, loss_scale=DynamicScale(initial=1.0)),
         {"w": np.float32(0)},

@@ -182,6 +182,20 @@ def test_r3_a_nan_on_one_device_leaves_every_byte_as_it_was(n, algorithm, mesh_o
     assert not np.array_equal(state.params["a"], before.params["a"])
 
 
+@pytest.mark.parametrize("wire", ["bfloat16", "float16", "int8"])
+def test_r3_a_nan_is_seen_through_every_wire(wire, mesh_of, rng):
+    mesh = mesh_of(4)
+    sync = all_reduce_sync("all_to_all", wire=wire)
+    step = make_train_step(loss, optax.adamw(0.05), sync, mesh)
+    _, init = make(mesh, rng)
+    before = jax.device_get(state := init())
+    batches = Batches(int(rng.integers(1000)), bad=(1,))
+    state, _ = step(state, step.place(batches.batch(0)))
+    assert (int(state.nonfinite), compare_replicas(mesh, state)) == (1, [])
+    assert_same(state.params, before.params)
+    assert_same(state.opt_state, before.opt_state)
+
+
 def test_r3_skipped_steps_are_told_and_only_move_the_data_on(mesh_of, rng, tmp_path):
     step, init = make(mesh_of(4), rng)
     batches, lines = Batches(3, bad=(2, 7, 8, 9, 17)), []
