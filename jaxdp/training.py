@@ -307,7 +307,9 @@ def _summary(
 def describe_summary(summary: dict[str, Any], out: Path | str) -> str:
     """The result of a run in one line."""
     values = ", ".join(
-        f"{name} {value:.4f}" for name, value in summary["eval"].items() if name != "weight"
+        f"{name} {'not finite' if value is None else f'{value:.4f}'}"
+        for name, value in summary["eval"].items()
+        if name != "weight"
     )
     what = "stopped" if summary["stopped"] else "done"
     report = ", report.html" if (Path(out) / "report.html").is_file() else ""

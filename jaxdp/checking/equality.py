@@ -32,6 +32,7 @@ class Deviation(NamedTuple):
       leaf: its path.
       one, many: the norm of its update on one device and on many.
       ratio: the factor between them that fits best.
+      moved: whether one device changed anything at all.
     """
 
     worst: float
@@ -39,6 +40,7 @@ class Deviation(NamedTuple):
     one: float
     many: float
     ratio: float
+    moved: bool
 
 
 def gradients(subject: Subject, devices: Sequence[Device]) -> Line:
@@ -104,7 +106,7 @@ def compare(one: tuple[PyTree, PyTree], many: tuple[PyTree, PyTree]) -> Deviatio
         else:
             worst = difference / scale if scale else difference
         ratio = float(np.vdot(a, b)) / norm**2 if norm else np.nan
-        return Deviation(worst, name, norm, float(np.linalg.norm(b)), ratio)
+        return Deviation(worst, name, norm, float(np.linalg.norm(b)), ratio, whole > 0)
 
     return max((of_leaf(name) for name in updates), key=lambda found: found.worst)
 
@@ -149,6 +151,9 @@ def _line(
     what: str,
     cause: Callable[[Deviation, int], str],
 ) -> Line:
+    if not found.moved:
+        detail = f"{what}: no parameter changed; the loss is not finite, or its weight is 0"
+        return Line(name, "fail", detail)
     if found.worst <= EXACT:
         return Line(name, "pass", f"{what}: largest deviation {found.worst:.1e} ({found.leaf})")
     if found.worst <= SINGLE:

@@ -75,7 +75,9 @@ def replicas(run: Run) -> Line:
 
 
 def _differs(leaf: str, rank: int, first: np.ndarray, other: np.ndarray) -> str:
-    at = tuple(int(i[0]) for i in np.nonzero(np.atleast_1d(first != other)))
+    # by bytes: 0.0 and -0.0 differ, equal NaNs do not
+    raw = [np.atleast_1d(x)[..., None].view(np.uint8) for x in (first, other)]
+    at = tuple(int(i[0]) for i in np.nonzero((raw[0] != raw[1]).any(-1)))
     a, b = (np.atleast_1d(x)[at] for x in (first, other))
     return (
         f"{leaf}{list(at)} is {a!s} on device 0 and {b!s} on device {rank} after {STEPS} steps; "

@@ -47,7 +47,8 @@ class Subject:
         """The same with weights 0 to 4; the last quarter of the examples has weight 0."""
         rng = np.random.default_rng(step)
         weight = rng.integers(0, 5, self.size).astype(np.float32)
-        weight[0], weight[-(self.size // 4) :] = 1, 0
+        weight[self.size - max(1, self.size // 4) :] = 0
+        weight[0] = 1
         batch = self.batch(step)
         return batch | {"weight": batch["weight"] * weight}
 

@@ -5,6 +5,7 @@ browser replays them (`assets/schedule.js`).  Nothing in it is drawn by hand.
 """
 
 import json
+from html import escape
 from typing import Any
 
 from jaxdp.collectives import Links, Schedule, get_algorithm, make_schedule
@@ -46,7 +47,9 @@ def animate(
     title = f"{names}: {op} on {n} ranks"
     body = player_html(*algorithms, n=n, op=op, nbytes=nbytes, links=links, **options)
     height = 760 if len(algorithms) == 1 else 860
-    return make_page(title, f"<h1>{title}</h1>\n{body}", assets=PLAYER_ASSETS, height=height)
+    return make_page(
+        title, f"<h1>{escape(title)}</h1>\n{body}", assets=PLAYER_ASSETS, height=height
+    )
 
 
 def player_html(
@@ -62,12 +65,17 @@ def player_html(
         raise UserError("animate: no algorithm was given; expected at least one, such as 'ring'")
     if not 2 <= n <= MAX_RANKS:
         raise UserError(f"a picture of n={n} ranks was asked for; expected 2 to {MAX_RANKS}")
+    if links.local_size and n % links.local_size:
+        raise UserError(
+            f"animate: nodes of {links.local_size} ranks and n={n}; expected a multiple of the "
+            "node's size"
+        )
     tracks = [_track(algorithm, op, n, links, options) for algorithm in algorithms]
     data = {"nbytes": nbytes, "links": _links(links), "tracks": tracks}
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     label = f"{' and '.join(track['name'] for track in tracks)} on {n} ranks, step by step"
     return (
-        f'<section class="player" tabindex="0" aria-label="{label}">\n'
+        f'<section class="player" tabindex="0" aria-label="{escape(label)}">\n'
         f'<script type="application/json">{text}</script>\n'
         "<noscript>The step-through needs JavaScript.</noscript>\n</section>"
     )

@@ -51,7 +51,7 @@ def all_reduce_sync(
 
     Args:
       algorithm: a row of `jaxdp.collectives.ALGORITHMS`, or "auto" (see `all_reduce`), which is
-        chosen bucket by bucket.
+        chosen bucket by bucket (a run of `jaxdp.train` chooses once, before the step is built).
       bucket_bytes, first_bucket_bytes: the most gradient bytes of a bucket, before encoding, and of
         the first one; see `plan_buckets`.  None: one bucket per dtype.
       wire: "float32" (gradients as they are), "bfloat16", "float16" or "int8": see `sync.wire`.  On

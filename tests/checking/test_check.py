@@ -89,6 +89,28 @@ def test_a_mean_of_means(rng):
     assert "a mean of means" in found["weights"]
 
 
+def test_a_loss_that_is_never_finite(rng):
+    def loss(params, model_state, batch, keys):
+        out = right(params, model_state, batch, keys)
+        return out._replace(sum=out.sum * jnp.nan)
+
+    found = failed(subject(rng, loss), 2)
+    assert "no parameter changed" in found["gradients"]
+
+
+def test_two_examples_are_enough_to_find_a_mean_of_means(rng):
+    one = dataclasses.replace(subject(rng, microbatches=1), size=2)
+    assert (one.weighted(0)["weight"] == [1, 0]).all()
+    assert failed(one, 2) == {}
+
+
+def test_signed_zeros_differ():
+    from jaxdp.checking.execution import _differs
+
+    text = _differs("params/w", 1, np.float32([1, 0.0]), np.float32([1, -0.0]))
+    assert "params/w[1] is 0.0 on device 0 and -0.0 on device 1" in text
+
+
 def test_a_forgotten_reduction(rng):
     found = failed(
         subject(rng, sync=GradSync(lambda tree: (), lambda tree, state, axis: (tree, state)))

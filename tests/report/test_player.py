@@ -195,6 +195,7 @@ def test_options_reach_the_algorithm():
         ({"algorithms": ["ring"], "n": 1}, "n=1 ranks was asked for; expected 2 to 16"),
         ({"algorithms": ["ring"], "n": 17}, "n=17 ranks was asked for; expected 2 to 16"),
         ({"algorithms": ["ring"], "segments": 2}, "segments"),
+        ({"algorithms": ["ring"], "n": 6, "links": Links(1, 1, local_size=4)}, "nodes of 4 ranks"),
         ({"algorithms": [make_schedule("ring", "all_reduce", 3)]}, "of 3 ranks; expected one of"),
     ],
 )
