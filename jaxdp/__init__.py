@@ -23,7 +23,7 @@ _HOMES = {
     "fit": "jaxdp.loop",
     "load_config": "jaxdp.config",
     "make_eval_step": "jaxdp.evaluation",
-    "make_train_step": "jaxdp.step",
+    "make_train_step": "jaxdp.steps",
     "on_mesh": "jaxdp.mesh",
     "plan_buckets": "jaxdp.sync",
     "reduce_scatter": "jaxdp.collectives",
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from jaxdp.loop import fit
     from jaxdp.mesh import data_mesh, emulate, on_mesh
     from jaxdp.state import TrainState
-    from jaxdp.step import make_train_step
+    from jaxdp.steps import make_train_step
     from jaxdp.sync import GradSync, all_reduce_sync, plan_buckets
     from jaxdp.training import run_training
     from jaxdp.types import LossOut

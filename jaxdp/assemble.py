@@ -16,7 +16,7 @@ from jaxdp.mesh import data_mesh
 from jaxdp.models import build_model
 from jaxdp.optim import build_optimizer, build_schedule
 from jaxdp.state import TrainState
-from jaxdp.step import TrainStep, make_train_step
+from jaxdp.steps import TrainStep, make_train_step
 from jaxdp.sync import GradSync, all_reduce_sync
 from jaxdp.types import Device, LossFn, Model, PyTree
 

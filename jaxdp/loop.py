@@ -20,7 +20,7 @@ from jaxdp.errors import NumericsError
 from jaxdp.guard import FaultError, Guard
 from jaxdp.mesh import replicate
 from jaxdp.state import TrainState
-from jaxdp.step import TrainStep
+from jaxdp.steps import TrainStep
 from jaxdp.types import Batch
 
 _IN_FLIGHT = 2  # steps dispatched and not known to be finished

@@ -16,7 +16,7 @@ FLOORS = [
     {"errors", "types", "trees", "mesh", "hlo", "plan", "sizes"},
     {"collectives"},
     {"sync", "state", "models", "data", "losses", "optim", "config", "loss_path", "loss_scale"},
-    {"gradients", "step"},
+    {"gradients", "steps"},
     {"checkpoints", "evaluation", "guard"},
     {"loop", "report"},
     {"assemble"},

@@ -15,7 +15,7 @@ from jaxdp.checkpoints import Checkpoints
 from jaxdp.mesh import data_mesh
 from jaxdp.plan import Plan, as_planned, compare, found_totals, looped
 from jaxdp.state import TrainState
-from jaxdp.step import TrainStep
+from jaxdp.steps import TrainStep
 from jaxdp.trees import count_bytes, named_leaves
 from jaxdp.types import Device
 
@@ -103,7 +103,7 @@ def reductions(run: Run, subject: Subject) -> Line:
             name,
             "fail",
             f"{hlo.describe(extra or found)} inside the loop over microbatches: "
-            f"{run.step.microbatches} times the bytes; likely a reduction in the loss, or of "
+            f"{run.step.parts} times the bytes; likely a reduction in the loss, or of "
             "every microbatch's gradient: reduce their sum once",
         )
     if plan is None:

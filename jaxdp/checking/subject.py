@@ -10,7 +10,7 @@ from jaxdp.assemble import Job, assemble, make_sync
 from jaxdp.config import Config
 from jaxdp.data import Dataset
 from jaxdp.loop import Batches
-from jaxdp.step import TrainStep
+from jaxdp.steps import TrainStep
 from jaxdp.sync import GradSync
 from jaxdp.types import Device, LossFn, PyTree
 

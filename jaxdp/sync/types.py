@@ -21,8 +21,8 @@ class GradSync(NamedTuple):
     """Pure functions.
 
     Attributes:
-      init: parameters -> state.  The state may differ between devices (residuals of a compression);
-        its leaves have a leading dimension of one device each and stay sharded.
+      init: parameters -> one device's state.  It may come to differ between devices (residuals of
+        a compression): the train state holds one of these per device.
       update: (this device's sums, state, axis_name) -> (global sums, state), called inside
         `shard_map`.  It sums; dividing by the global weight is the step's.
       plan: (sums as arrays or their shapes, number of devices) -> the collectives that `update`
