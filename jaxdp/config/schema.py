@@ -11,6 +11,7 @@ from pydantic import Field
 
 from jaxdp.config.kinds import (
     Adam,
+    BelowOne,
     Bytes,
     Count,
     CountOrZero,
@@ -19,6 +20,7 @@ from jaxdp.config.kinds import (
     Mlp,
     Model,
     Optimizer,
+    Positive,
     Section,
     Text,
 )
@@ -71,6 +73,19 @@ class Sync(Section):
     wire: Literal["float32", "bfloat16", "float16", "int8"] = Field(
         default="float32",
         description="type of the gradients while they travel; loss sums and weights stay float32",
+    )
+    local_steps: Count | None = Field(
+        default=None,
+        description="local SGD: optimizer steps that each device makes by itself in one step of "
+        "the run, before the devices average; null: gradients are summed in every step",
+    )
+    outer_learning_rate: Positive = Field(
+        default=1.0,
+        description="with sync.local_steps: how far to go to the devices' average; DiLoCo: 0.7",
+    )
+    outer_momentum: BelowOne = Field(
+        default=0.0,
+        description="with sync.local_steps: Nesterov momentum of these averages; DiLoCo: 0.9",
     )
 
 
@@ -138,7 +153,7 @@ class Config(Section):
     global_batch: Count = Field(
         default=96,
         description="examples per optimizer step over all devices; "
-        "divisible by microbatches x devices",
+        "divisible by microbatches x devices, and these x sync.local_steps",
     )
     microbatches: Count = Field(
         default=1,

@@ -52,6 +52,9 @@ sync:
   bucket_bytes: null
   first_bucket_bytes: null
   wire: float32
+  local_steps: null
+  outer_learning_rate: 1.0
+  outer_momentum: 0.0
 checkpoint:
   every: 0
   keep: 3
