@@ -9,7 +9,7 @@ import jax
 
 import jaxdp
 from jaxdp import hlo
-from jaxdp.assemble import Job, assemble, load_data, param_shapes
+from jaxdp.assemble import Job, assemble, check_names, load_data, param_shapes
 from jaxdp.checkpoints import Checkpoints
 from jaxdp.collectives.tuning import Choice, choose
 from jaxdp.comparison import fastest
@@ -33,13 +33,14 @@ from jaxdp.report.runfolder import (
 )
 from jaxdp.report.runlog import RunLog, check_tensorboard
 from jaxdp.state import TrainState
-from jaxdp.trees import count_bytes, count_elements, digest
+from jaxdp.trees import bytes_per_device, count_bytes, count_elements, digest
 from jaxdp.types import Device
 
 # keys that may differ when a run is resumed: they do not change what was learned so far
 _MAY_CHANGE = (
     "steps", "devices", "out", "resume", "sync.", "checkpoint.", "eval.", "log.", "guard.",
 )  # fmt: skip
+# of these sections, what does change it
 _AND_YET_STAY = ("sync.local_steps", "sync.outer_")
 
 
@@ -70,6 +71,7 @@ def run_training(
     if config.log.tensorboard:
         check_tensorboard()
     dataset = load_data(config)
+    check_names(config, dataset)
     devices = use_devices(config.devices)
     if mistakes := check_devices(config, len(devices)):
         raise UserError(*mistakes)
@@ -79,7 +81,7 @@ def run_training(
     create_run_folder(out)
     # the final save is complete when the context is left, before anything calls the run done
     meta = _Meta(dict(dataset.facts))
-    with Checkpoints(out / "checkpoints", config.checkpoint.keep) as checkpoints:
+    with Checkpoints(out / "checkpoints", config.checkpoint.keep, job.step.form) as checkpoints:
         guard = Guard(**config.guard.model_dump(), tell=reporter.line)
         if resuming:
             state, saved, lines = checkpoints.restore(state)
@@ -279,6 +281,11 @@ def _introduction(
         f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of {what}, "
         f"{config.sync.wire} on the wire; {choice.reason}",
     ]
+    if config.sync.shard_optimizer:
+        held = hlo.format_bytes(bytes_per_device(state.opt_state))
+        lines.append(f"zero   the optimizer's state is shared out: {held} on each device")
+    if config.optimizer.freeze:
+        lines.append(f"frozen {', '.join(config.optimizer.freeze)}")
     if getattr(config.optimizer, "weight_decay", 0):
         lines += describe_decay(state.params)
     if int(state.step):

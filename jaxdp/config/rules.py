@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from jaxdp.config.keys import SECTIONS, flatten
-from jaxdp.config.schema import INT8_ALGORITHMS, Config, Guard, Sync
+from jaxdp.config.schema import HALVED_ALGORITHMS, INT8_ALGORITHMS, Config, Guard, Sync
 from jaxdp.config.words import either
 from jaxdp.sizes import parse_bytes
 
@@ -161,6 +161,36 @@ def _normalises_apart(batch_norm: str, local_steps: int | None) -> str | None:
     )
 
 
+def _shards_no_inner_state(local_steps: int | None, shard_optimizer: bool) -> str | None:
+    if local_steps is None or not shard_optimizer:
+        return None
+    return (
+        f"{local_steps} gives each device an optimizer of its own, which has no shares: remove "
+        "sync.shard_optimizer"
+    )
+
+
+def _has_halves(algorithm: str, shard_optimizer: bool) -> str | None:
+    if not shard_optimizer or algorithm in HALVED_ALGORITHMS:
+        return None
+    return (
+        f"{algorithm} has no reduce-scatter, which sync.shard_optimizer needs; "
+        f"expected {either(HALVED_ALGORITHMS)}"
+    )
+
+
+def _one_message(shard_optimizer: bool, bucket_bytes: int | str | None) -> str | None:
+    if not shard_optimizer or bucket_bytes is None:
+        return None
+    return f"true sends all gradients at once: remove sync.bucket_bytes = {bucket_bytes}"
+
+
+def _is_elementwise(shard_optimizer: bool, kind: str) -> str | None:
+    if not shard_optimizer or kind != "adafactor":
+        return None
+    return "true needs an optimizer that works element by element, and adafactor does not"
+
+
 def _has_checkpoints(policy: str, every: int) -> str | None:
     if policy != "rollback" or every:
         return None
@@ -199,7 +229,11 @@ RULES = (
     Rule(("sync.wire", "sync.algorithm"), _wire_is_carried),
     Rule(("sync.outer_learning_rate", "sync.local_steps"), _outer_is_used("outer_learning_rate")),
     Rule(("sync.outer_momentum", "sync.local_steps"), _outer_is_used("outer_momentum")),
+    Rule(("sync.local_steps", "sync.shard_optimizer"), _shards_no_inner_state),
     Rule(("model.batch_norm", "sync.local_steps"), _normalises_apart),
+    Rule(("sync.algorithm", "sync.shard_optimizer"), _has_halves),
+    Rule(("sync.shard_optimizer", "sync.bucket_bytes"), _one_message),
+    Rule(("sync.shard_optimizer", "optimizer.kind"), _is_elementwise),
     Rule(("guard.divergence", "checkpoint.every"), _has_checkpoints),
     Rule(("guard.nonfinite", "checkpoint.every"), _has_checkpoints),
     Rule(("guard.divergence", "guard.every"), _compares),

@@ -31,6 +31,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxdp.errors import UserError
+from jaxdp.freeze import combine, nothing, partition, with_frozen
 from jaxdp.gradients import accumulated, clip, global_means, weighted
 from jaxdp.loss_path import checked_loss
 from jaxdp.loss_scale import DynamicScale, scaled, unscaled
@@ -89,6 +90,7 @@ def make_local_sgd_step(
     seed: int = 0,
     learning_rate: Callable[[jax.Array], jax.Array] | None = None,
     loss_scale: DynamicScale | None = None,
+    frozen: Callable[[PyTree], PyTree] = nothing,
 ) -> TrainStep:
     """Builds the outer step for all devices of `mesh`.
 
@@ -117,26 +119,33 @@ def make_local_sgd_step(
       microbatches: in how many parts a device computes the gradient of an inner step.
       clip_norm: the global norm to which the gradient of each inner step is clipped, on each device
         by itself.
-      compute_dtype, seed, learning_rate, loss_scale: as for `make_train_step`; learning_rate is the
-        inner one.
+      compute_dtype, seed, learning_rate, loss_scale, frozen: as for `make_train_step`;
+        learning_rate is the inner one.
 
     Returns:
       A `TrainStep`.
 
     Raises:
-      UserError: `local_steps` or an option of `make_train_step` is out of range.
+      UserError: `local_steps` or an option of `make_train_step` is out of range, or `sync` is not
+        a `GradSync`.
     """
     check_options(microbatches, clip_norm, seed)
-    _check_local_steps(local_steps)
+    _check(local_steps, sync)
     scaling = loss_scaling(compute_dtype, loss_scale)
     optimizer = optax.with_extra_args_support(optimizer)
     outer = outer_sgd(1.0, 0.0) if outer_optimizer is None else outer_optimizer
     true_loss = checked_loss(loss_fn, compute_dtype, alone=True)
 
+    def split(params: PyTree) -> tuple[PyTree, PyTree]:
+        return partition(params, frozen(params))
+
     def device_sums(state: TrainState, batch: Batch) -> tuple[Sums, PyTree]:
+        trained, fixed = split(state.params)
         batch = jax.tree.map(lambda x: x.reshape(local_steps, microbatches, *x.shape[1:]), batch)
-        step = _inner_step(true_loss, optimizer, clip_norm, seed, state)
-        return _local_training(step, state, batch)
+        loss = with_frozen(scaled(true_loss, state.loss_scale), fixed)
+        step = _inner_step(loss, optimizer, clip_norm, seed, state)
+        start = _Replica(trained, state.model_state, slot(state.sync_state).inner)
+        return _local_training(step, start, batch)
 
     def body(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         sums, inner = device_sums(state, batch)
@@ -144,9 +153,10 @@ def make_local_sgd_step(
         moved, model_state, metrics = global_means(sums)
         # an inner step that was left out is seen here, by all devices alike
         norm = jnp.where(jnp.isfinite(metrics["inner_grad_norm"]), optax.tree.norm(moved), jnp.nan)
-        updates, opt_state = outer.update(moved, state.opt_state, state.params)
+        trained, fixed = split(state.params)
+        updates, opt_state = outer.update(moved, state.opt_state, trained)
         new = state._replace(
-            params=optax.apply_updates(state.params, updates),
+            params=combine(optax.apply_updates(trained, updates), fixed),
             model_state=model_state,
             opt_state=opt_state,
             sync_state=unslot(LocalState(inner, sync_state)),
@@ -162,13 +172,14 @@ def make_local_sgd_step(
     )
 
     def first_state(params: PyTree, model_state: PyTree) -> TrainState:
+        trained, _ = split(params)
         return blank_state(
             mesh,
             scaling,
             params=params,
             model_state=model_state,
-            opt_state=outer.init(params),
-            sync_state=LocalState(optimizer.init(params), sync.init(params)),
+            opt_state=outer.init(trained),
+            sync_state=LocalState(optimizer.init(trained), sync.init(trained)),
         )
 
     def planned(state: TrainState, batch: Batch) -> Plan | None:
@@ -207,7 +218,7 @@ def respread(stacked: PyTree, n: int) -> PyTree:
 
 
 def _inner_step(
-    true_loss: LossFn,
+    loss: LossFn,
     optimizer: optax.GradientTransformationExtraArgs,
     clip_norm: float | None,
     seed: int,
@@ -215,7 +226,6 @@ def _inner_step(
 ) -> _InnerStep:
     """A device's step by itself, within the outer step that starts at `state`."""
     key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
-    loss = scaled(true_loss, state.loss_scale)
 
     def step(start: _Replica, part: tuple[jax.Array, Batch]) -> tuple[_Replica, PyTree]:
         first_part, batch = part
@@ -235,13 +245,12 @@ def _inner_step(
     return step
 
 
-def _local_training(step: _InnerStep, state: TrainState, batch: Batch) -> tuple[Sums, PyTree]:
+def _local_training(step: _InnerStep, start: _Replica, batch: Batch) -> tuple[Sums, PyTree]:
     """This device's inner steps, of `batch` with leaves `[H, microbatches, b, ...]`.
 
     Returns:
       (what is to be summed over devices, the inner optimizer's state).
     """
-    start = _Replica(state.params, state.model_state, slot(state.sync_state).inner)
     local_steps, microbatches = jax.tree.leaves(batch)[0].shape[:2]
     first_parts = jnp.arange(local_steps) * microbatches
     end, scalars = lax.scan(step, start, (first_parts, batch))
@@ -270,6 +279,11 @@ def _unless_spoilt(
     return kept, scalars | {"inner_grad_norm": jnp.stack([weight * norm, weight]).astype(dtype)}
 
 
-def _check_local_steps(local_steps: int) -> None:
+def _check(local_steps: int, sync: Any) -> None:
+    if not isinstance(sync, GradSync):
+        raise UserError(
+            f"sync: {type(sync).__name__}; expected a GradSync such as all_reduce_sync(): the inner "
+            "optimizers have no shares"
+        )
     if not isinstance(local_steps, int) or local_steps < 1:
         raise UserError(f"local_steps: {local_steps}; expected a whole number of at least 1")

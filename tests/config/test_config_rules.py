@@ -103,6 +103,11 @@ def test_defaults_break_nothing():
             "the nearest valid values are 91 and 98",
         ),
         (
+            {"sync": Sync(local_steps=2, shard_optimizer=True)},
+            "sync.local_steps: 2 gives each device an optimizer of its own, which has no shares: "
+            "remove sync.shard_optimizer",
+        ),
+        (
             {"sync": Sync(outer_momentum=0.9)},
             "sync.outer_momentum: 0.9 has no effect without sync.local_steps; set both, or none",
         ),

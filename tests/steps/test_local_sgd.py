@@ -8,10 +8,12 @@ import pytest
 
 from jaxdp import LossOut, all_reduce_sync, hlo, make_train_step
 from jaxdp.errors import UserError
+from jaxdp.freeze import freeze
 from jaxdp.models.batch_norm import sum_over_devices
 from jaxdp.plan import as_planned
 from jaxdp.steps import make_local_sgd_step, outer_sgd
 from jaxdp.steps.local_sgd import respread
+from jaxdp.sync import sharded_sync
 
 BATCH, WIDTH = 48, 5
 
@@ -245,6 +247,25 @@ def test_model_state_is_local_then_the_weighted_mean(mesh_of):
     np.testing.assert_allclose(state.model_state["seen"], (1 * first + 8 * second) / 9)
 
 
+def test_frozen_leaves_do_not_move(mesh_of, rng):
+    def loss(params, model_state, batch, keys):
+        return squares({"a": params["a"] * params["scale"]}, model_state, batch, keys)
+
+    params = start(rng, np.float32) | {"scale": np.full(WIDTH, 0.5, np.float32)}
+    state, [row] = train(
+        mesh_of(2),
+        [make_batch(rng, np.float32)],
+        params,
+        loss=loss,
+        optimizer=optax.adamw(0.1),
+        local_steps=2,
+        frozen=freeze(["scale"]),
+    )
+    np.testing.assert_array_equal(state.params["scale"], params["scale"])
+    moved = np.asarray(state.params["a"]) - params["a"]
+    assert row["grad_norm"] == pytest.approx(np.linalg.norm(moved), rel=1e-5)
+
+
 def test_schedules_count_outer_steps(mesh_of):
     from jaxdp.optim import scale_by_step_schedule
 
@@ -305,6 +326,7 @@ def test_mistakes_are_one_line(mesh_of, rng):
         ({"local_steps": 0}, "local_steps: 0; expected a whole number of at least 1"),
         ({"local_steps": 5}, "expected a first dimension divisible by 10"),
         ({"local_steps": 2, "clip_norm": 0.0}, "clip_norm: 0.0; expected a number above 0"),
+        ({"local_steps": 2, "sync": sharded_sync()}, "sync: ShardedSync; expected a GradSync"),
         ({"local_steps": 2, "loss": summed}, "each device has parameters of its own; expected"),
     ):
         with pytest.raises(UserError, match=line) as error:
