@@ -13,7 +13,7 @@ from jaxdp.assemble import Job, assemble, check_names, load_data, param_shapes
 from jaxdp.checkpoints import Checkpoints
 from jaxdp.collectives.tuning import Choice, choose
 from jaxdp.comparison import fastest
-from jaxdp.config import Config, check_devices, diff, load_config, to_yaml
+from jaxdp.config import Config, check_devices, describe_batch, diff, load_config, to_yaml
 from jaxdp.data import Dataset
 from jaxdp.errors import NumericsError, StorageError, UserError
 from jaxdp.guard import Guard
@@ -40,6 +40,8 @@ from jaxdp.types import Device
 _MAY_CHANGE = (
     "steps", "devices", "out", "resume", "sync.", "checkpoint.", "eval.", "log.", "guard.",
 )  # fmt: skip
+# of these sections, what does change it
+_AND_YET_STAY = ("sync.local_steps", "sync.outer_")
 
 
 def run_training(
@@ -225,7 +227,11 @@ def _check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:
     """A run goes on with what it began with; what may change is told."""
     before = load_config(str(out / "config.yaml"))
     changed = diff(before, config)
-    refused = {k: v for k, v in changed.items() if not k.startswith(_MAY_CHANGE)}
+    refused = {
+        key: values
+        for key, values in changed.items()
+        if not key.startswith(_MAY_CHANGE) or key.startswith(_AND_YET_STAY)
+    }
     if refused:
         raise UserError(
             *(
@@ -258,11 +264,12 @@ def _choose_algorithm(config: Config, dataset: Dataset, devices: list[Device]) -
 def _introduction(
     config: Config, job: Job, state: TrainState, devices: list[Device], choice: Choice
 ) -> list[str]:
-    n, each = len(devices), config.global_batch // (len(devices) * config.microbatches)
+    n = len(devices)
     kind = devices[0].device_kind if devices[0].platform != "cpu" else "CPU"
     emulated = n > 1 and kind == "CPU"
     where = f"{n} emulated {kind} devices in one process: shared memory, not a network"
     dataset: Dataset = job.dataset
+    what = "gradients" if config.sync.local_steps is None else "changes made by local steps"
     lines = [
         f"jaxdp {jaxdp.__version__}, jax {jax.__version__}, "
         + (where if emulated else f"{n} {kind} device{'s' * (n > 1)}"),
@@ -270,9 +277,8 @@ def _introduction(
         f"{len(dataset.heldout):,} held out",
         f"model  {config.model.kind}: {count_elements(state.params):,} parameters, "
         f"{hlo.format_bytes(count_bytes(state.params))}, compute in {config.compute_dtype}",
-        f"batch  {config.global_batch} = {each} examples x {config.microbatches} microbatch"
-        f"{'es' * (config.microbatches > 1)} x {n} device{'s' * (n > 1)}",
-        f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of gradients, "
+        f"batch  {describe_batch(config, n)}",
+        f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of {what}, "
         f"{config.sync.wire} on the wire; {choice.reason}",
     ]
     if config.sync.shard_optimizer:

@@ -102,6 +102,19 @@ def test_c1_stopped_and_resumed_is_the_straight_run_to_the_bit(stop, tmp_path):
     assert rows_of(tmp_path / "b") == rows_of(tmp_path / "a")  # l3: one row per step
 
 
+def test_local_steps_resume_to_the_bit(tmp_path):
+    local = {"global_batch": 96, "sync__local_steps": 3, "sync__outer_momentum": 0.9}
+    reporter = Lines()
+    straight = run(tmp_path / "a", **local, reporter=reporter)
+    assert "batch  96 = 8 examples x 1 microbatch x 4 devices x 3 local steps" in reporter.lines
+    stops = iter([False] * 13 + [True])
+    run(tmp_path / "b", **local, should_stop=lambda: next(stops))
+    with pytest.raises(UserError, match=r"sync.local_steps: 6 now and 3 in .*; a resumed run"):
+        run(tmp_path / "b", **local | {"sync__local_steps": 6}, resume=True)
+    rest = run(tmp_path / "b", **local, resume=True)
+    assert rest["params_digest"] == straight["params_digest"]
+
+
 def test_l3_rows_after_the_checkpoint_and_half_lines_are_dropped(tmp_path):
     straight = run(tmp_path / "a")
     stops = iter([False] * 16 + [True])

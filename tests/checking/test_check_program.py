@@ -30,6 +30,15 @@ def test_another_algorithm_is_a_fault():
     assert out.splitlines()[-1].startswith("NOT the same training")
 
 
+def test_local_sgd_is_not_held_against_one_device():
+    small = ("--model.hidden", "[8]", "--devices", 2, "--global_batch", 96)
+    code, out, err = check(*small, "--sync.local_steps", 3)
+    assert (code, err) == (0, "")
+    assert "3 local steps" in out
+    assert out.splitlines()[-1].endswith("7 passed, 0 failed, 3 not applicable")
+    assert "same training" not in out
+
+
 def test_mistakes():
     assert check("--model.kind", "vgg")[0] == 2
     code, out, err = check("--optimizer.freeze", "[hiden/*]")

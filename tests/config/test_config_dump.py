@@ -54,6 +54,9 @@ sync:
   first_bucket_bytes: null
   wire: float32
   shard_optimizer: false
+  local_steps: null
+  outer_learning_rate: 1.0
+  outer_momentum: 0.0
 checkpoint:
   every: 0
   keep: 3

@@ -7,7 +7,17 @@ import pytest
 from jaxdp.collectives import algorithms_for
 from jaxdp.config import Config, check_devices, flatten
 from jaxdp.config.keys import KEYS
-from jaxdp.config.kinds import Adafactor, Digits, Gpt, Momentum, Npz, Sgd, TextFile, Tokens
+from jaxdp.config.kinds import (
+    Adafactor,
+    Digits,
+    Gpt,
+    Momentum,
+    Npz,
+    Resnet,
+    Sgd,
+    TextFile,
+    Tokens,
+)
 from jaxdp.config.rules import RULES, broken_rules
 from jaxdp.config.schema import HALVED_ALGORITHMS, Checkpoint, Eval, Guard, Sync
 
@@ -115,6 +125,35 @@ def test_defaults_break_nothing():
             "set sync.algorithm psum, all_to_all or all_gather_sum, or another wire",
         ),
         (
+            {"sync": Sync(local_steps=5), "devices": 4},
+            "global_batch: 96 is not divisible by microbatches x devices x sync.local_steps = "
+            "1 x 4 x 5 = 20; the nearest valid values are 80 and 100",
+        ),
+        (
+            {"sync": Sync(local_steps=7)},
+            "global_batch: 96 is not divisible by microbatches x sync.local_steps = 1 x 7 = 7; "
+            "the nearest valid values are 91 and 98",
+        ),
+        (
+            {"sync": Sync(local_steps=2, shard_optimizer=True)},
+            "sync.local_steps: 2 gives each device an optimizer of its own, which has no shares: "
+            "remove sync.shard_optimizer",
+        ),
+        (
+            {"sync": Sync(outer_momentum=0.9)},
+            "sync.outer_momentum: 0.9 has no effect without sync.local_steps; set both, or none",
+        ),
+        (
+            {"sync": Sync(outer_learning_rate=0.7)},
+            "sync.outer_learning_rate: 0.7 has no effect without sync.local_steps; "
+            "set both, or none",
+        ),
+        (
+            {"sync": Sync(local_steps=2), "model": Resnet()},
+            "model.batch_norm: sync sums over devices, which have parameters of their own during "
+            "sync.local_steps; set model.batch_norm local",
+        ),
+        (
             {"data": Npz(path="a", heldout_path="b", heldout_fraction=0.2)},
             "data.heldout_fraction: 0.2 has no effect, since data.heldout_path is given; "
             "remove one of them",
@@ -159,6 +198,11 @@ def test_broken_rule(keys, line):
         },
         {"devices": 8, "eval": Eval(batch=8), "microbatches": 2},
         {"sync": Sync(bucket_bytes=5, first_bucket_bytes=5)},
+        {
+            "sync": Sync(local_steps=4, outer_learning_rate=0.7, outer_momentum=0.9),
+            "model": Resnet(batch_norm="local"),
+            "devices": 8,
+        },
         {"sync": Sync(wire="bfloat16", algorithm="auto")},
     ],
 )
