@@ -282,7 +282,7 @@ def _unless_spoilt(
 def _check(local_steps: int, sync: Any) -> None:
     if not isinstance(sync, GradSync):
         raise UserError(
-            f"sync: {type(sync).__name__}; expected a GradSync such as all_reduce_sync(): the inner "
+            f"sync: {type(sync).__name__}; expected a GradSync such as all_reduce_sync(): inner "
             "optimizers have no shares"
         )
     if not isinstance(local_steps, int) or local_steps < 1:
