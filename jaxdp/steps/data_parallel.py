@@ -31,7 +31,7 @@ from jaxdp.steps.outcome import (
     unslot,
 )
 from jaxdp.steps.types import Metrics, TrainStep
-from jaxdp.sync import GradSync, Sums
+from jaxdp.sync import GradSync, Sums, ready_order
 from jaxdp.types import Batch, LossFn, PyTree
 
 
@@ -84,7 +84,11 @@ def make_train_step(
         return unscaled(sums, state.loss_scale)
 
     def body(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        sums, sync_state = sync.update(device_sums(state, batch), slot(state.sync_state), AXIS)
+        options = {}
+        if sync.takes_order:
+            options["order"] = ready_order(jax.make_jaxpr(device_sums)(state, batch).jaxpr)
+        sums = device_sums(state, batch)
+        sums, sync_state = sync.update(sums, slot(state.sync_state), AXIS, **options)
         grads, model_state, metrics = global_means(sums)
         norm = optax.tree.norm(grads)
         if clip_norm is not None:
@@ -121,6 +125,7 @@ def make_train_step(
             return None
         trace = jax.make_jaxpr(on_mesh(device_sums, mesh, in_specs, P()), return_shape=True)
         jaxpr, sums = trace(state, batch)
-        return sync.plan(sums, mesh.size) + planned_statistics(jaxpr.jaxpr, mesh.size)
+        options = {"order": ready_order(jaxpr.jaxpr)} if sync.takes_order else {}
+        return sync.plan(sums, mesh.size, **options) + planned_statistics(jaxpr.jaxpr, mesh.size)
 
     return TrainStep(run, mesh, microbatches, first_state, planned)
