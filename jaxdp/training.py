@@ -9,10 +9,10 @@ import jax
 
 import jaxdp
 from jaxdp import hlo
-from jaxdp.assemble import Job, assemble, load_data, param_shapes
+from jaxdp.assemble import Job, assemble, load_data
 from jaxdp.checkpoints import Checkpoints
-from jaxdp.collectives.tuning import Choice, choose
-from jaxdp.comparison import fastest
+from jaxdp.choosing import choose_algorithm
+from jaxdp.collectives.tuning import Choice
 from jaxdp.config import Config, check_devices, diff, load_config, to_yaml
 from jaxdp.data import Dataset
 from jaxdp.errors import NumericsError, StorageError, UserError
@@ -72,7 +72,7 @@ def run_training(
     devices = use_devices(config.devices)
     if mistakes := check_devices(config, len(devices)):
         raise UserError(*mistakes)
-    choice = _choose_algorithm(config, dataset, devices)
+    choice = choose_algorithm(config, dataset, devices)
     job = assemble(config, dataset, devices, choice.algorithm)
     state = job.init()
     create_run_folder(out)
@@ -236,22 +236,6 @@ def _check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:
     told = {k: v for k, v in changed.items() if k not in ("out", "resume")}
     for key, (old, new) in told.items():
         reporter.line(f"resuming with {key} {new} instead of {old}")
-
-
-def _choose_algorithm(config: Config, dataset: Dataset, devices: list[Device]) -> Choice:
-    """The algorithm of the configuration, or what `auto` comes to."""
-    cap = config.sync.bucket_bytes
-    if config.sync.algorithm != "auto":
-        buckets = "one reduction per step"
-        if cap is not None:
-            buckets = f"in buckets of at most {hlo.format_bytes(cap)}"
-        return Choice(config.sync.algorithm, buckets)
-    nbytes = count_bytes(param_shapes(config, dataset))
-    if cap is not None:
-        nbytes = min(nbytes, cap)
-    if config.sync.tune == "file":
-        return choose(nbytes, len(devices), config.sync.tune_file)
-    return fastest(devices, nbytes)
 
 
 def _introduction(

@@ -20,7 +20,7 @@ FLOORS = [
     {"checkpoints", "evaluation", "guard"},
     {"loop", "report"},
     {"assemble"},
-    {"comparison"},
+    {"comparison", "choosing"},
     {"training", "checking"},
     {"train", "compare", "check"},
 ]
