@@ -1,0 +1,39 @@
+"""What a run says of itself before it starts."""
+
+import jax
+
+import jaxdp
+from jaxdp import hlo
+from jaxdp.assemble import Job
+from jaxdp.collectives.tuning import Choice
+from jaxdp.config import Config
+from jaxdp.optim import describe_decay
+from jaxdp.state import TrainState
+from jaxdp.trees import count_bytes, count_elements
+
+
+def introduction(config: Config, job: Job, state: TrainState, choice: Choice) -> list[str]:
+    """The lines before the first step: devices, data, model, batch, synchronisation."""
+    devices = list(job.mesh.devices.flat)
+    n, each = len(devices), config.global_batch // (len(devices) * config.microbatches)
+    kind = devices[0].device_kind if devices[0].platform != "cpu" else "CPU"
+    emulated = n > 1 and kind == "CPU"
+    where = f"{n} emulated {kind} devices in one process: shared memory, not a network"
+    dataset = job.dataset
+    lines = [
+        f"jaxdp {jaxdp.__version__}, jax {jax.__version__}, "
+        + (where if emulated else f"{n} {kind} device{'s' * (n > 1)}"),
+        f"data   {dataset.name}: {len(dataset.train):,} examples, "
+        f"{len(dataset.heldout):,} held out",
+        f"model  {config.model.kind}: {count_elements(state.params):,} parameters, "
+        f"{hlo.format_bytes(count_bytes(state.params))}, compute in {config.compute_dtype}",
+        f"batch  {config.global_batch} = {each} examples x {config.microbatches} microbatch"
+        f"{'es' * (config.microbatches > 1)} x {n} device{'s' * (n > 1)}",
+        f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of gradients, "
+        f"{config.sync.wire} on the wire; {choice.reason}",
+    ]
+    if getattr(config.optimizer, "weight_decay", 0):
+        lines += describe_decay(state.params)
+    if int(state.step):
+        lines.append(f"resumed at step {int(state.step)} of {config.steps}")
+    return lines
