@@ -104,7 +104,7 @@ def fit(
 
     Raises:
       NumericsError: replicas differ, or a loss or gradient was not finite (found when the next row
-        is logged), and the guard's policy does not help.
+        is logged, at the next save or at the end), and the guard's policy does not help.
     """
     first = int(state.step)
     result = FitResult(state, first)
@@ -172,16 +172,19 @@ def _feed(
         if evaluate is not None and evaluate.due(t + 1, last):
             with meter.paused():
                 result.evaluation = evaluate.do(t + 1, result.state)
-        if save is not None and save.due(t + 1, last) and _worth_saving(result, last):
-            _save(step.mesh, result, save, guard, meter)
-            saved = t + 1
+        if save is not None and save.due(t + 1, last):
+            if _worth_saving(result, last):
+                _save(step.mesh, result, save, guard, meter)
+                saved = t + 1
+            else:
+                meter.refuse_nonfinite(int(result.state.nonfinite), t + 1)
         elif guard.due(t + 1):
             with meter.paused():
                 guard.compare(step.mesh, t + 1, result.state)
     if save is not None and saved != result.step:
         _save(step.mesh, result, save, guard, meter)
     with meter.paused():
-        pass
+        meter.refuse_nonfinite(int(result.state.nonfinite), result.step)
 
 
 def _worth_saving(result: FitResult, last: int) -> bool:
