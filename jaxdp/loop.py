@@ -104,8 +104,9 @@ def fit(
       A `FitResult`.
 
     Raises:
-      NumericsError: replicas differ, or a loss or gradient was not finite (found when the next row
-        is logged, at the next save or at the end), and the guard's policy does not help.
+      NumericsError: replicas differ, or a loss, gradient or model state was not finite (found
+        when the next row is logged, at the next save or at the end), and the guard's policy does
+        not help.
     """
     first = int(state.step)
     result = FitResult(state, first)
@@ -285,9 +286,10 @@ class _Meter:
         """Raises NumericsError if steps were not finite and the policy is to stop."""
         if self._guard.nonfinite == "stop" and count > self._nonfinite:
             raise NumericsError(
-                f"a loss or gradient was not finite in {count - self._nonfinite} step(s) up to "
-                f"step {step}; those steps changed no parameter: look for bad input, or start a "
-                "new run with a lower learning rate or with optimizer.clip_norm"
+                "a loss, gradient or model state was not finite in "
+                f"{count - self._nonfinite} step(s) up to step {step}; those steps changed no "
+                "parameter: look for bad input, or start a new run with a lower learning "
+                "rate or with optimizer.clip_norm"
             )
 
     def _measure(self, finished: int, seconds: float, waited: float) -> None:

@@ -45,7 +45,9 @@ def make(mesh, rng, algorithm="psum", **options):
     return step, lambda: step.init(params, {"mean": np.float32(0.5)})
 
 
-def train(step, state, batches, folder, *, stop=10**6, lines=None, every=5, keep=3, **guard_options):
+def train(
+    step, state, batches, folder, *, stop=10**6, lines=None, every=5, keep=3, **guard_options
+):
     """A run that saves every fourth step in `folder` and goes on from what is there.
 
     It is stopped after `stop` steps, those that are done again after going back included.
@@ -180,6 +182,27 @@ def test_r3_a_nan_on_one_device_leaves_every_byte_as_it_was(n, algorithm, mesh_o
     state, _ = step(state, step.place(batches.batch(3)))
     assert (int(state.nonfinite), int(state.nonfinite_run)) == (1, 0)
     assert not np.array_equal(state.params["a"], before.params["a"])
+
+
+@pytest.mark.parametrize("compute_dtype", [None, "float16"])
+def test_r3_statistics_that_overflow_under_a_finite_loss(compute_dtype, mesh_of, rng):
+    def overflows(params, model_state, batch, keys):
+        out = loss(params, model_state, batch, keys)
+        largest = jnp.abs(batch["x"]).max().astype(jnp.float32)
+        return out._replace(model_state={"mean": largest**2})
+
+    mesh = mesh_of(3)
+    options = {"compute_dtype": compute_dtype}
+    step = make_train_step(overflows, optax.adamw(0.05), all_reduce_sync(), mesh, **options)
+    _, init = make(mesh, rng)
+    batch = Batches(int(rng.integers(1000))).batch(0)
+    state = step.init(init().params, {"mean": np.float32(0.5)})
+    before = jax.device_get(state)
+    batch["x"][int(rng.integers(24)), 1] = 1e25  # tanh makes it 1; its square is infinite
+    state, metrics = step(state, step.place(batch))
+    assert np.isfinite(metrics["loss"])
+    assert (int(state.nonfinite), int(state.step), compare_replicas(mesh, state)) == (1, 1, [])
+    assert_same(without_counts(state)._replace(step=before.step), without_counts(before))
 
 
 @pytest.mark.parametrize("wire", ["bfloat16", "float16", "int8"])
