@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.collectives import algorithms_for, make_schedule, traffic
+from jaxdp.columns import LOG, STEP
 from jaxdp.config import Config, load_config
 from jaxdp.errors import UserError
 from jaxdp.report.chart import CHART_ASSETS, Series, bar, line_chart
@@ -17,11 +18,7 @@ from jaxdp.report.scale import Unit, write
 from jaxdp.report.table import TABLE_ASSETS, Cell, facts, notice, rows_table
 
 # columns of metrics.jsonl that are no metric of the model: the rest gets a chart of its own
-_NOT_METRICS = {
-    "step", "weight", "skipped", "nonfinite", "nonfinite_run", "learning_rate", "grad_norm",
-    "step_time_s", "data_wait", "elapsed_s", "per_second", "per_second_per_device", "unit", "eval",
-    "loss",
-}  # fmt: skip
+_NOT_METRICS = {*LOG, *STEP} - {"loss_scale", "overflows"}
 _SECONDS = {
     "start": "start-up and data",
     "compiling": "compiling",
