@@ -22,6 +22,7 @@ from jaxdp.mesh import replicate
 from jaxdp.state import TrainState
 from jaxdp.steps import TrainStep
 from jaxdp.types import Batch
+from jaxdp.wording import counted
 
 _IN_FLIGHT = 2  # steps dispatched and not known to be finished
 
@@ -287,7 +288,7 @@ class _Meter:
         if self._guard.nonfinite == "stop" and count > self._nonfinite:
             raise NumericsError(
                 "a loss, gradient or model state was not finite in "
-                f"{count - self._nonfinite} step(s) up to step {step}; those steps changed no "
+                f"{counted(count - self._nonfinite, 'step')} up to step {step}; they changed no "
                 "parameter: look for bad input, or start a new run with a lower learning "
                 "rate or with optimizer.clip_norm"
             )

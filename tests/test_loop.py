@@ -85,7 +85,7 @@ def test_a_stop_saves_what_was_done(step):
 
 def test_numbers_that_are_not_finite_end_the_run(step):
     rows = []
-    with pytest.raises(NumericsError, match=r"not finite in 1 step\(s\) up to step 10"):
+    with pytest.raises(NumericsError, match=r"not finite in 1 step up to step 10"):
         fit(
             step,
             step.init({"w": np.float32(0)}),

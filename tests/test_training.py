@@ -62,7 +62,7 @@ def test_the_run_folder(tmp_path):
     # a metric of the loss's own that is called like another column would replace it
     told = {name for row in [*rows, *reporter.rows] for name in row} | set(TIMES)
     assert told == {*columns.STEP, *columns.LOG, "accuracy"} - {"loss_scale", "overflows"}
-    assert any("4 emulated CPU devices" in line for line in reporter.lines)
+    assert any("4 emulated devices in one process" in line for line in reporter.lines)
     assert any("a step runs 1 all-reduce" in line for line in reporter.lines)
     assert any("1 bucket planned, 1 all-reduce, " in line for line in reporter.lines)
     assert {"per_second", "eta_s", "data_wait"} <= reporter.rows[-1].keys()

@@ -1,5 +1,6 @@
-"""A resolved configuration as YAML, and the differences between two of them."""
+"""A resolved configuration as YAML, its batch in words, the differences between two of them."""
 
+import math
 from io import StringIO
 from typing import Any
 
@@ -8,6 +9,7 @@ from ruamel.yaml.comments import CommentedSeq
 
 from jaxdp.config.keys import flatten
 from jaxdp.config.schema import Config
+from jaxdp.wording import counted
 
 
 def _plain(value: Any) -> Any:
@@ -35,6 +37,14 @@ def to_yaml(config: Config) -> str:
     text = StringIO()
     yaml.dump(tree, text)
     return text.getvalue()
+
+
+def describe_batch(config: Config, devices: int) -> str:
+    """How the global batch is cut: `192 = 24 examples x 2 microbatches x 4 devices`."""
+    sizes = {"microbatch": config.microbatches, "device": devices}
+    each = config.global_batch // math.prod(sizes.values())
+    factors = [counted(each, "example"), *(counted(n, name) for name, n in sizes.items())]
+    return f"{config.global_batch} = {' x '.join(factors)}"
 
 
 def diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxdp.collectives import algorithms_for, make_schedule, traffic
 from jaxdp.columns import LOG, STEP
-from jaxdp.config import Config, load_config
+from jaxdp.config import Config, describe_batch, load_config
 from jaxdp.errors import UserError
 from jaxdp.report.chart import CHART_ASSETS, Series, bar, line_chart
 from jaxdp.report.page import Page, make_page
@@ -16,6 +16,7 @@ from jaxdp.report.player import MAX_RANKS, PLAYER_ASSETS, player_html
 from jaxdp.report.runfolder import read_json, read_metrics
 from jaxdp.report.scale import Unit, write
 from jaxdp.report.table import TABLE_ASSETS, Cell, facts, notice, rows_table
+from jaxdp.wording import counted, emulated_devices
 
 # columns of metrics.jsonl that are no metric of the model: the rest gets a chart of its own
 _NOT_METRICS = {*LOG, *STEP} - {"loss_scale", "overflows"}
@@ -96,8 +97,9 @@ def _read(folder: Path) -> _Run:
 def _what(run: _Run) -> str:
     if run.config is None:
         return "a run"
-    devices = f" on {run.devices} device{'s' * (run.devices > 1)}" if run.devices else ""
-    return f"{run.config.model.kind} on {run.config.data.kind}, {run.config.steps} steps{devices}"
+    devices = f" on {counted(run.devices, 'device')}" if run.devices else ""
+    steps = counted(run.config.steps, "step")
+    return f"{run.config.model.kind} on {run.config.data.kind}, {steps}{devices}"
 
 
 def _status(run: _Run) -> Iterator[str]:
@@ -122,10 +124,7 @@ def _status(run: _Run) -> Iterator[str]:
     if skipped:
         yield notice(f"{skipped} steps were skipped, and changed nothing.", alarm=True)
     if run.environment.get("emulated"):
-        yield notice(
-            f"{run.devices} emulated devices in one process: shared memory, not a network. Times "
-            "say nothing about one."
-        )
+        yield notice(f"{emulated_devices(run.devices)}. Times say nothing about one.")
     if run.config is None:
         yield notice("config.yaml is missing or cannot be read, so parts are left out.")
     if run.damaged:
@@ -210,8 +209,8 @@ def _communication(run: _Run) -> Iterator[str]:
     else:
         yield "<p>The compiled step holds no collective.</p>\n"
     yield (
-        f"<p>{escape(algorithm)}: {write(nbytes, 'bytes')} of gradients over {n} device"
-        f"{'s' * (n > 1)}; {escape(run.facts['reason'])}.</p>\n"
+        f"<p>{escape(algorithm)}: {write(nbytes, 'bytes')} of gradients over "
+        f"{counted(n, 'device')}; {escape(run.facts['reason'])}.</p>\n"
     )
     if n < 2:
         return
@@ -251,13 +250,7 @@ def _ran(run: _Run) -> Iterator[tuple[str, str]]:
         yield "model", f"{_section(config.model)}{size}; compute in {config.compute_dtype}"
         counts = f"; {known['examples']:,} examples, {known['heldout']:,} held out" if known else ""
         yield "data", _section(config.data) + counts
-        n = run.devices or 1
-        each = config.global_batch // (n * config.microbatches)
-        yield (
-            "batch",
-            f"{config.global_batch} = {each} examples x {config.microbatches} microbatch"
-            f"{'es' * (config.microbatches > 1)} x {n} device{'s' * (n > 1)}",
-        )
+        yield "batch", describe_batch(config, run.devices or 1)
         yield "optimizer", _section(config.optimizer)
         yield "seed", str(config.seed)
     yield "all-reduce", f"{known['algorithm']}; {known['reason']}" if known else ""
@@ -269,7 +262,10 @@ def _ran(run: _Run) -> Iterator[tuple[str, str]]:
     yield "versions", ", ".join([*own, f"Python {seen['python']}", *versions])
     emulated = ", emulated" if seen["emulated"] else ""
     yield "devices", f"{seen['devices']} x {seen['device_kind']}{emulated}"
-    yield "machine", f"{seen['machine']}, {seen['cpus']} cores, {seen['processes']} process(es)"
+    yield (
+        "machine",
+        f"{seen['machine']}, {seen['cpus']} cores, {counted(seen['processes'], 'process')}",
+    )
     yield "XLA_FLAGS", seen["xla_flags"]
     yield "command", " ".join(seen["command"])
 

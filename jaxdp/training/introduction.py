@@ -6,29 +6,28 @@ import jaxdp
 from jaxdp import hlo
 from jaxdp.assemble import Job
 from jaxdp.collectives.tuning import Choice
-from jaxdp.config import Config
+from jaxdp.config import Config, describe_batch
 from jaxdp.optim import describe_decay
 from jaxdp.state import TrainState
 from jaxdp.trees import count_bytes, count_elements
+from jaxdp.wording import counted, emulated_devices
 
 
 def introduction(config: Config, job: Job, state: TrainState, choice: Choice) -> list[str]:
     """The lines before the first step: devices, data, model, batch, synchronisation."""
     devices = list(job.mesh.devices.flat)
-    n, each = len(devices), config.global_batch // (len(devices) * config.microbatches)
-    kind = devices[0].device_kind if devices[0].platform != "cpu" else "CPU"
-    emulated = n > 1 and kind == "CPU"
-    where = f"{n} emulated {kind} devices in one process: shared memory, not a network"
+    n, platform = len(devices), devices[0].platform
+    kind = "CPU" if platform == "cpu" else devices[0].device_kind
+    emulated = n > 1 and platform == "cpu"
+    where = emulated_devices(n) if emulated else counted(n, f"{kind} device")
     dataset = job.dataset
     lines = [
-        f"jaxdp {jaxdp.__version__}, jax {jax.__version__}, "
-        + (where if emulated else f"{n} {kind} device{'s' * (n > 1)}"),
+        f"jaxdp {jaxdp.__version__}, jax {jax.__version__}, {where}",
         f"data   {dataset.name}: {len(dataset.train):,} examples, "
         f"{len(dataset.heldout):,} held out",
         f"model  {config.model.kind}: {count_elements(state.params):,} parameters, "
         f"{hlo.format_bytes(count_bytes(state.params))}, compute in {config.compute_dtype}",
-        f"batch  {config.global_batch} = {each} examples x {config.microbatches} microbatch"
-        f"{'es' * (config.microbatches > 1)} x {n} device{'s' * (n > 1)}",
+        f"batch  {describe_batch(config, n)}",
         f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of gradients, "
         f"{config.sync.wire} on the wire; {choice.reason}",
     ]

@@ -13,6 +13,7 @@ from jaxdp.report.record import Stopwatch
 from jaxdp.report.runfolder import read_json
 from jaxdp.training.resuming import Meta
 from jaxdp.trees import count_elements, digest
+from jaxdp.wording import counted
 
 
 def complete(out: Path, step: int, steps: int) -> dict[str, Any] | None:
@@ -57,6 +58,6 @@ def describe_summary(summary: dict[str, Any], out: Path | str) -> str:
     report = ", report.html" if (Path(out) / "report.html").is_file() else ""
     return (
         f"{what} at step {summary['steps']}: {values + '; ' if values else ''}"
-        f"trained {duration(summary['train_seconds'])} on {summary['devices']} device(s), "
+        f"trained {duration(summary['train_seconds'])} on {counted(summary['devices'], 'device')}, "
         f"{summary['algorithm']}; {out}/summary.json{report}"
     )
