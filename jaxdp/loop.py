@@ -6,7 +6,7 @@ later step is already running, so that logging does not stall training.
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -22,6 +22,7 @@ from jaxdp.mesh import replicate
 from jaxdp.state import TrainState
 from jaxdp.steps import TrainStep
 from jaxdp.types import Batch
+from jaxdp.wording import counted
 
 _IN_FLIGHT = 2  # steps dispatched and not known to be finished
 
@@ -91,7 +92,8 @@ def fit(
       batches: the data stream, read in a background thread.
       steps: optimizer steps of the whole run.
       evaluate: `do(step, state)` returns a mapping of means.
-      save: `do(step, state)`; returns when `state` may be donated.
+      save: `do(step, state)`; returns when `state` may be donated.  Stopped amid steps that are not
+        finite, `step` is that before the first of them.
       log: `do(step, row)`, row holding the step's metrics, and since the row before: step_time_s
         (mean) and data_wait (the share of that time spent waiting for input); elapsed_s in all.
       guard: what is done about replicas that differ and numbers that are not finite; `Guard()` by
@@ -103,8 +105,9 @@ def fit(
       A `FitResult`.
 
     Raises:
-      NumericsError: replicas differ, or a loss or gradient was not finite (found when the next row
-        is logged), and the guard's policy does not help.
+      NumericsError: replicas differ, or a loss, gradient or model state was not finite (found
+        when the next row is logged, at the next save or at the end), and the guard's policy does
+        not help.
     """
     first = int(state.step)
     result = FitResult(state, first)
@@ -172,16 +175,19 @@ def _feed(
         if evaluate is not None and evaluate.due(t + 1, last):
             with meter.paused():
                 result.evaluation = evaluate.do(t + 1, result.state)
-        if save is not None and save.due(t + 1, last) and _worth_saving(result, last):
-            _save(step.mesh, result, save, guard, meter)
-            saved = t + 1
+        if save is not None and save.due(t + 1, last):
+            if _worth_saving(result, last):
+                _save(step.mesh, result, save, guard, meter)
+                saved = t + 1
+            else:
+                meter.refuse_nonfinite(int(result.state.nonfinite), t + 1)
         elif guard.due(t + 1):
             with meter.paused():
                 guard.compare(step.mesh, t + 1, result.state)
     if save is not None and saved != result.step:
-        _save(step.mesh, result, save, guard, meter)
+        _save(step.mesh, result, save, guard, meter, amid_failing=result.step < last)
     with meter.paused():
-        pass
+        meter.refuse_nonfinite(int(result.state.nonfinite), result.step)
 
 
 def _worth_saving(result: FitResult, last: int) -> bool:
@@ -189,13 +195,38 @@ def _worth_saving(result: FitResult, last: int) -> bool:
     return result.step == last or not int(result.state.nonfinite_run)
 
 
-def _save(mesh: Mesh, result: FitResult, save: Every, guard: Guard, meter: "_Meter") -> None:
-    """Saves a state that was found good."""
+def _save(
+    mesh: Mesh,
+    result: FitResult,
+    save: Every,
+    guard: Guard,
+    meter: "_Meter",
+    *,
+    amid_failing: bool = False,
+) -> None:
+    """Saves a state that was found good; `amid_failing` steps, the one before the first of them."""
     with meter.paused():
         meter.refuse_nonfinite(int(result.state.nonfinite), result.step)
         if guard.every:
             guard.compare(mesh, result.step, result.state)
-        save.do(result.step, result.state)
+        state = result.state
+        if amid_failing:
+            state = _before_failing(mesh, state, guard.left_out)
+        save.do(int(state.step), state)
+
+
+def _before_failing(mesh: Mesh, state: TrainState, left_out: Collection[int]) -> TrainState:
+    """The state before the steps that failed in a row up to this one.
+
+    They changed nothing but the counters.  A checkpoint of this one could not be gone back to, and
+    may push out the last one that could; from before them, they are done and judged again.
+    """
+    step, failed = int(state.step), 0
+    while failed < int(state.nonfinite_run) and step - failed not in left_out:
+        failed += 1
+    names = ("step", "nonfinite", "nonfinite_run") if failed else ()
+    counters = {name: np.int32(int(getattr(state, name)) - failed) for name in names}
+    return state._replace(**replicate(mesh, counters))
 
 
 def _shape(x: jax.Array) -> jax.ShapeDtypeStruct:
@@ -256,9 +287,10 @@ class _Meter:
         """Raises NumericsError if steps were not finite and the policy is to stop."""
         if self._guard.nonfinite == "stop" and count > self._nonfinite:
             raise NumericsError(
-                f"a loss or gradient was not finite in {count - self._nonfinite} step(s) up to "
-                f"step {step}; those steps changed no parameter: look for bad input, or start a "
-                "new run with a lower learning rate or with optimizer.clip_norm"
+                "a loss, gradient or model state was not finite in "
+                f"{counted(count - self._nonfinite, 'step')} up to step {step}; they changed no "
+                "parameter: look for bad input, or start a new run with a lower learning "
+                "rate or with optimizer.clip_norm"
             )
 
     def _measure(self, finished: int, seconds: float, waited: float) -> None:

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from jaxdp.columns import taken
 from jaxdp.errors import UserError
 from jaxdp.plan import Plan, Planned
 from jaxdp.trees import named_leaves
@@ -31,19 +32,6 @@ _COLLECTIVES = (
 _ALLOWED = "jaxdp_loss_path_"
 
 _LOOPS = ("scan", "while")
-
-_RESERVED = {
-    "loss",
-    "weight",
-    "grad_norm",
-    "inner_grad_norm",
-    "skipped",
-    "nonfinite",
-    "nonfinite_run",
-    "loss_scale",
-    "overflows",
-    "learning_rate",
-}
 
 
 def checked_loss(loss_fn: LossFn, compute_dtype: Any = None, *, alone: bool = False) -> LossFn:
@@ -81,10 +69,10 @@ def _as_loss_out(result: Any, model_state: PyTree) -> LossOut:
             f"the loss returned a {type(result).__name__}; expected LossOut or (sum, weight): the "
             "sum over the batch and how many examples it holds, not a mean"
         )
-    if reserved := sorted(out.metrics.keys() & _RESERVED):
+    if reserved := sorted(filter(taken, out.metrics)):
         raise UserError(
             f"the loss returned metrics named {', '.join(reserved)}; expected other names than "
-            "those that the step reports itself"
+            "those that the step and the log report themselves"
         )
     for name, values in {"loss": (out.sum, out.weight), **out.metrics}.items():
         if not isinstance(values, tuple | list) or [jnp.shape(x) for x in values] != [(), ()]:

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdp.errors import UserError
 from jaxdp.types import Device
+from jaxdp.wording import counted
 
 AXIS = "data"  # the mesh axis of every data-parallel program
 # XLA:CPU's devices wait for each other in one pool of threads: 300 of them hung, 128 work
@@ -59,7 +60,8 @@ def use_devices(count: int | str, cpu_default: int | None = None) -> list[Device
     if devices[0].platform == "cpu":
         raise _too_many(n) if n > MAX_EMULATED else _too_late(n, len(devices))
     raise UserError(
-        f"devices: {n} were asked for, {len(devices)} {devices[0].platform} device(s) are here; "
+        f"devices: {n} were asked for, found: "
+        f"{counted(len(devices), f'{devices[0].platform} device')}; "
         f"ask for at most {len(devices)}, or set JAX_PLATFORMS=cpu to emulate {n}"
     )
 

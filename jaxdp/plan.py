@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from jaxdp.hlo import Collective, describe, format_bytes
+from jaxdp.wording import counted
 
 
 class Planned(NamedTuple):
@@ -81,7 +82,7 @@ def compare(plan: Plan, found: list[Collective]) -> str:
     if as_planned(plan, found):
         return f"{_names(plan)} planned, {describe(found)} found in the compiled step"
     planned = "; ".join(
-        f"{count} {kind}{'s' * (count > 1)}, {format_bytes(nbytes)}"
+        f"{counted(count, kind)}, {format_bytes(nbytes)}"
         for kind, (count, nbytes) in plan.totals().items()
     )
     text = f"{_names(plan)} planned as {planned or 'no collective'}; the compiled step runs "
@@ -109,10 +110,7 @@ def _why(plan: Plan, found: list[Collective]) -> str:
 def _names(plan: Plan) -> str:
     """`5 buckets`, or what else there is."""
     kinds = Counter(name.rstrip("0123456789 ") for name in plan.names)
-    return (
-        ", ".join(f"{count} {kind}{'s' * (count > 1)}" for kind, count in kinds.items())
-        or "nothing"
-    )
+    return ", ".join(counted(count, kind) for kind, count in kinds.items()) or "nothing"
 
 
 def _totals(entries) -> dict[str, tuple[int, int]]:

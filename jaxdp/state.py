@@ -12,7 +12,8 @@ class TrainState(NamedTuple):
     Attributes:
       step: int32 scalar, optimizer steps taken or skipped: the position in data and schedule.
       skipped: int32 scalar, steps without an update because the global weight was 0.
-      nonfinite: int32 scalar, steps without an update because loss or gradient was not finite.
+      nonfinite: int32 scalar, steps without an update because loss, gradient or model state was
+        not finite.
       nonfinite_run: int32 scalar, how many of them in a row up to now.
       params: float32 master parameters, equal on every device.
       model_state: what the model keeps besides, equal on every device.

@@ -13,7 +13,7 @@ ROOT = Path(jaxdp.__file__).parent
 
 # from the ground up; a module may import from its own floor and those below
 FLOORS = [
-    {"errors", "types", "trees", "mesh", "hlo", "plan", "sizes"},
+    {"errors", "types", "trees", "mesh", "hlo", "plan", "sizes", "columns", "wording"},
     {"collectives"},
     {
         "sync",
@@ -31,7 +31,7 @@ FLOORS = [
     {"checkpoints", "evaluation", "guard"},
     {"loop", "report"},
     {"assemble"},
-    {"comparison"},
+    {"comparison", "choosing"},
     {"training", "checking"},
     {"train", "compare", "check"},
 ]

@@ -85,7 +85,7 @@ def test_a_stop_saves_what_was_done(step):
 
 def test_numbers_that_are_not_finite_end_the_run(step):
     rows = []
-    with pytest.raises(NumericsError, match=r"not finite in 1 step\(s\) up to step 10"):
+    with pytest.raises(NumericsError, match=r"not finite in 1 step up to step 10"):
         fit(
             step,
             step.init({"w": np.float32(0)}),
@@ -94,6 +94,15 @@ def test_numbers_that_are_not_finite_end_the_run(step):
             log=Every(5, lambda t, row: rows.append(t)),
         )
     assert rows == [5, 10]
+
+
+def test_they_end_it_without_a_log_and_at_a_save_between_two_rows(step):
+    with pytest.raises(NumericsError, match="up to step 12"):
+        fit(step, step.init({"w": np.float32(0)}), Batches(bad_step=7), 12)
+    # step 8 is due to be saved and is the one that failed; the next row would be of step 50
+    hooks = {"log": Every(50, print), "save": Every(4, lambda t, state: None)}
+    with pytest.raises(NumericsError, match="up to step 8"):
+        fit(step, step.init({"w": np.float32(0)}), Batches(bad_step=7), 100, **hooks)
 
 
 def test_a_step_that_was_not_finite_is_not_saved_and_is_forgiven_later(step):

@@ -340,4 +340,6 @@ def test_mistakes_are_one_line(mesh_of, rng):
     assert "accuracy with shape (); expected a pair" in message(scalar, batch=batch)
     reserved = with_metrics({"loss": (jnp.float32(1), jnp.float32(2))})
     assert "metrics named loss; expected other names" in message(reserved, batch=batch)
+    shown = with_metrics(dict.fromkeys(("step", "eta_s", "eval/loss", "mine"), (1.0, 2.0)))
+    assert "metrics named eta_s, eval/loss, step;" in message(shown, batch=batch)
     assert "w: dtype int32" in message(params={"w": np.int32(5)}, batch=batch)

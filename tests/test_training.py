@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxdp import load_config, run_training
+from jaxdp import columns, load_config, run_training
 from jaxdp.errors import UserError
 from jaxdp.report.progress import SilentReporter
 
@@ -59,7 +59,10 @@ def test_the_run_folder(tmp_path):
     assert [row["step"] for row in rows] == [5, 10, 12, 15, 20, 24]
     assert [row["step"] for row in rows if "eval" in row] == [12, 24]
     assert {"loss", "accuracy", "learning_rate", "grad_norm"} <= rows[0].keys()
-    assert any("4 emulated CPU devices" in line for line in reporter.lines)
+    # a metric of the loss's own that is called like another column would replace it
+    told = {name for row in [*rows, *reporter.rows] for name in row} | set(TIMES)
+    assert told == {*columns.STEP, *columns.LOG, "accuracy"} - {"loss_scale", "overflows"}
+    assert any("4 emulated devices in one process" in line for line in reporter.lines)
     assert any("a step runs 1 all-reduce" in line for line in reporter.lines)
     assert any("1 bucket planned, 1 all-reduce, " in line for line in reporter.lines)
     assert {"per_second", "eta_s", "data_wait"} <= reporter.rows[-1].keys()

@@ -9,6 +9,7 @@ from jaxdp.checking.subject import subject_of
 from jaxdp.config import Config, check_devices
 from jaxdp.errors import Exit, UserError
 from jaxdp.mesh import use_devices
+from jaxdp.wording import counted
 
 _CPU_DEVICES = 4  # emulated where nothing is said and there is only the CPU
 
@@ -32,7 +33,7 @@ def check_and_tell(config: Config) -> int:
     print(
         f"{config.model.kind} on {dataset.name}: {len(devices)} {emulated}devices against 1; "
         f"{subject.size} of {config.global_batch} examples a step, "
-        f"{config.microbatches} microbatch{'es' * (config.microbatches > 1)}, "
+        f"{counted(config.microbatches, 'microbatch')}, "
         + (f"{local_steps} local steps, " if local_steps is not None else "")
         + f"sync {config.sync.algorithm}",
         flush=True,

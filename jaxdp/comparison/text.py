@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxdp.comparison.network import Network
 from jaxdp.comparison.run import Comparison, Row
+from jaxdp.wording import counted, emulated_devices
 
 COLUMNS = (
     f"{'bytes':>11} {'count':>10} {'type':>8} {'redop':>7}  {'algorithm':<20}"
@@ -112,14 +113,16 @@ def _time_of(rows: list[Row], algorithm: str, size: Size) -> float | None:
 def facts_line(facts: dict[str, Any]) -> str:
     """Where it was measured."""
     if facts["platform"] != "cpu":
-        where = f"{facts['devices']} x {facts['device_kind']}, {facts['processes']} process(es)"
+        where = (
+            f"{facts['devices']} x {facts['device_kind']}, {counted(facts['processes'], 'process')}"
+        )
     elif facts["processes"] > 1:
         where = (
             f"{facts['processes']} processes on one machine over loopback (Gloo), "
             f"{facts['devices']} devices: not a network"
         )
     elif facts["devices"] > 1:
-        where = f"{facts['devices']} emulated devices in one process: shared memory, not a network"
+        where = emulated_devices(facts["devices"])
     else:
         where = "1 CPU device"
     return (

@@ -9,6 +9,7 @@ from ruamel.yaml.comments import CommentedSeq
 
 from jaxdp.config.keys import flatten
 from jaxdp.config.schema import Config
+from jaxdp.wording import counted
 
 
 def _plain(value: Any) -> Any:
@@ -44,11 +45,8 @@ def describe_batch(config: Config, devices: int) -> str:
     if config.sync.local_steps is not None:
         sizes["local step"] = config.sync.local_steps
     each = config.global_batch // math.prod(sizes.values())
-    factors = [
-        f"{size} {name}{'es' if name.endswith('ch') else 's'}" if size > 1 else f"{size} {name}"
-        for name, size in sizes.items()
-    ]
-    return f"{config.global_batch} = " + " x ".join([f"{each} examples", *factors])
+    factors = [counted(each, "example"), *(counted(n, name) for name, n in sizes.items())]
+    return f"{config.global_batch} = {' x '.join(factors)}"
 
 
 def diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:

@@ -138,8 +138,9 @@ class Guard(Section):
     )
     nonfinite: Literal["stop", "skip", "rollback"] = Field(
         default="stop",
-        description="where a loss or gradient is not finite: stop; skip the step; or skip it, and "
-        "after too many in a row go back to a checkpoint and leave out their batches",
+        description="where a loss, gradient or model state is not finite: stop; skip the "
+        "step; or skip it, and after too many in a row go back to a checkpoint and leave out their "
+        "batches",
     )
     limit: Count = Field(
         default=5,

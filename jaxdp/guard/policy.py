@@ -46,8 +46,8 @@ class Guard:
     Attributes:
       every: steps between comparisons of the replicas; 0: only at the start.
       divergence: "stop" or "rollback", where replicas differ.
-      nonfinite: "stop" at the first loss or gradient that is not finite; or "skip" such steps, or
-        skip them and "rollback" where there are too many.
+      nonfinite: "stop" at the first loss, gradient or model state that is not finite; or "skip"
+        such steps, or skip them and "rollback" where there are too many.
       limit: non-finite steps in a row that are skipped; one more is too many.
       restore: (newest step that will do or None for any, a state or its shapes) -> the state of the
         newest checkpoint, or None where there is none.
@@ -103,15 +103,15 @@ class Guard:
             return
         if run <= self.limit:
             self.tell(
-                f"step {step}: the loss or a gradient was not finite; the step changed nothing "
-                f"({run} in a row, at most {self.limit} are skipped)"
+                f"step {step}: the loss, a gradient or the model state was not finite; the step "
+                f"changed nothing ({run} in a row, at most {self.limit} are skipped)"
             )
             return
         first = step - run + 1
         raise FaultError(
-            f"a loss or gradient was not finite in the {run} steps from {first} to {step}, more "
-            f"than guard.limit = {self.limit}; they changed nothing: look for bad input, or start "
-            "a new run with a lower learning rate or with optimizer.clip_norm",
+            f"a loss, gradient or model state was not finite in the {run} steps from {first} to "
+            f"{step}, more than guard.limit = {self.limit}; they changed nothing: look for bad "
+            "input, or start a new run with a lower learning rate or with optimizer.clip_norm",
             first,
             self.nonfinite == "rollback",
             before=first - 1,

@@ -10,6 +10,8 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
+from jaxdp.columns import LOG
+
 
 class Reporter(Protocol):
     """Where a run's words go."""
@@ -116,10 +118,7 @@ def describe(row: Mapping[str, Any]) -> str:
 
 _FIRST = ("loss", "accuracy", "bits_per_byte", "learning_rate", "grad_norm")
 _SHORT = {"learning_rate": "lr", "grad_norm": "grad norm", "bits_per_byte": "bits/byte"}
-_HIDDEN = (
-    "step", "weight", "skipped", "nonfinite", "nonfinite_run", "per_second",
-    "per_second_per_device", "unit", "data_wait", "eta_s", "step_time_s", "elapsed_s", "eval",
-)  # fmt: skip
+_HIDDEN = (*LOG, "weight", "skipped", "nonfinite", "nonfinite_run")
 
 
 def _number(value: float) -> str:

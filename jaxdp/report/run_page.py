@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.collectives import algorithms_for, make_schedule, traffic
+from jaxdp.columns import LOG, STEP
 from jaxdp.config import Config, describe_batch, load_config
 from jaxdp.errors import UserError
 from jaxdp.report.chart import CHART_ASSETS, Series, bar, line_chart
@@ -15,13 +16,10 @@ from jaxdp.report.player import MAX_RANKS, PLAYER_ASSETS, player_html
 from jaxdp.report.runfolder import read_json, read_metrics
 from jaxdp.report.scale import Unit, write
 from jaxdp.report.table import TABLE_ASSETS, Cell, facts, notice, rows_table
+from jaxdp.wording import counted, emulated_devices
 
 # columns of metrics.jsonl that are no metric of the model: the rest gets a chart of its own
-_NOT_METRICS = {
-    "step", "weight", "skipped", "nonfinite", "nonfinite_run", "learning_rate", "grad_norm",
-    "step_time_s", "data_wait", "elapsed_s", "per_second", "per_second_per_device", "unit", "eval",
-    "loss",
-}  # fmt: skip
+_NOT_METRICS = {*LOG, *STEP} - {"loss_scale", "overflows"}
 _SECONDS = {
     "start": "start-up and data",
     "compiling": "compiling",
@@ -99,8 +97,9 @@ def _read(folder: Path) -> _Run:
 def _what(run: _Run) -> str:
     if run.config is None:
         return "a run"
-    devices = f" on {run.devices} device{'s' * (run.devices > 1)}" if run.devices else ""
-    return f"{run.config.model.kind} on {run.config.data.kind}, {run.config.steps} steps{devices}"
+    devices = f" on {counted(run.devices, 'device')}" if run.devices else ""
+    steps = counted(run.config.steps, "step")
+    return f"{run.config.model.kind} on {run.config.data.kind}, {steps}{devices}"
 
 
 def _status(run: _Run) -> Iterator[str]:
@@ -125,10 +124,7 @@ def _status(run: _Run) -> Iterator[str]:
     if skipped:
         yield notice(f"{skipped} steps were skipped, and changed nothing.", alarm=True)
     if run.environment.get("emulated"):
-        yield notice(
-            f"{run.devices} emulated devices in one process: shared memory, not a network. Times "
-            "say nothing about one."
-        )
+        yield notice(f"{emulated_devices(run.devices)}. Times say nothing about one.")
     if run.config is None:
         yield notice("config.yaml is missing or cannot be read, so parts are left out.")
     if run.damaged:
@@ -213,8 +209,8 @@ def _communication(run: _Run) -> Iterator[str]:
     else:
         yield "<p>The compiled step holds no collective.</p>\n"
     yield (
-        f"<p>{escape(algorithm)}: {write(nbytes, 'bytes')} of gradients over {n} device"
-        f"{'s' * (n > 1)}; {escape(run.facts['reason'])}.</p>\n"
+        f"<p>{escape(algorithm)}: {write(nbytes, 'bytes')} of gradients over "
+        f"{counted(n, 'device')}; {escape(run.facts['reason'])}.</p>\n"
     )
     if n < 2:
         return
@@ -266,7 +262,10 @@ def _ran(run: _Run) -> Iterator[tuple[str, str]]:
     yield "versions", ", ".join([*own, f"Python {seen['python']}", *versions])
     emulated = ", emulated" if seen["emulated"] else ""
     yield "devices", f"{seen['devices']} x {seen['device_kind']}{emulated}"
-    yield "machine", f"{seen['machine']}, {seen['cpus']} cores, {seen['processes']} process(es)"
+    yield (
+        "machine",
+        f"{seen['machine']}, {seen['cpus']} cores, {counted(seen['processes'], 'process')}",
+    )
     yield "XLA_FLAGS", seen["xla_flags"]
     yield "command", " ".join(seen["command"])
 

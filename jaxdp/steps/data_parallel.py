@@ -34,7 +34,7 @@ from jaxdp.steps.outcome import (
 from jaxdp.steps.types import Metrics, TrainStep
 from jaxdp.steps.updates import Update, replicated_update
 from jaxdp.steps.zero import sharded_update
-from jaxdp.sync import GradSync, ShardedSync, Sums
+from jaxdp.sync import GradSync, ShardedSync, Sums, ready_order
 from jaxdp.types import Batch, LossFn, PyTree
 
 
@@ -96,8 +96,12 @@ def make_train_step(
 
     def body(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         trained, fixed = split(state.params)
+        sums = device_sums(state, batch)
+        options = {}
+        if update.takes_order:
+            options["order"] = ready_order(jax.make_jaxpr(device_sums)(state, batch).jaxpr)
         new = update.apply(
-            device_sums(state, batch), trained, state.opt_state, slot(state.sync_state), state.step
+            sums, trained, state.opt_state, slot(state.sync_state), state.step, **options
         )
         after = state._replace(
             params=combine(new.params, fixed),
@@ -132,7 +136,9 @@ def make_train_step(
             return None
         sums = on_mesh(device_sums, mesh, (specs(state), P(None, AXIS)), P())
         jaxpr, shapes = jax.make_jaxpr(sums, return_shape=True)(state, batch)
-        return update.plan(shapes, mesh.size) + planned_statistics(jaxpr.jaxpr, mesh.size)
+        options = {"order": ready_order(jaxpr.jaxpr)} if update.takes_order else {}
+        plan = update.plan(shapes, mesh.size, **options)
+        return plan + planned_statistics(jaxpr.jaxpr, mesh.size)
 
     options = dict(update.compiler_options(mesh.devices.flat[0].platform))
     jitted = jax.jit(run, donate_argnums=0, compiler_options=options)

@@ -54,7 +54,8 @@ def settled(
     """The state after a step: `new` if the step counts, else `state`; the counters either way.
 
     Args:
-      state, new: before the step, and with its update applied.
+      state, new: before the step, and with its update applied; the model state reduced, and so as
+        equal on all devices as the metrics.
       metrics: reduced means, "loss" and "weight" among them.
       norm: float scalar, of the reduced gradient.
       scaling: of float16.
@@ -62,8 +63,9 @@ def settled(
     """
     # one decision, from reduced values: the same on every device
     empty = metrics["weight"] == 0
-    finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]) & (metrics["weight"] >= 0)
-    overflow = overflowed(state.loss_scale, metrics["loss"], norm)
+    sound = _all_finite(new.model_state)  # statistics can overflow where the loss does not
+    finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]) & (metrics["weight"] >= 0) & sound
+    overflow = overflowed(state.loss_scale, metrics["loss"], norm) & sound
     new = jax.tree.map(lambda a, b: jnp.where(finite & ~empty, a, b), new, state)
     new = new._replace(
         step=state.step + 1,
@@ -80,6 +82,12 @@ def settled(
     if learning_rate is not None:
         shown["learning_rate"] = learning_rate(state.step)
     return new, {name: jnp.float32(value) for name, value in shown.items()}
+
+
+def _all_finite(tree: PyTree) -> jax.Array | bool:
+    """Whether every number of every leaf is finite; True of no leaf."""
+    leaves = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
+    return jnp.stack(leaves).all() if leaves else True
 
 
 def loss_scaling(compute_dtype: Any, loss_scale: DynamicScale | None) -> DynamicScale | None:

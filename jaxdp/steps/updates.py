@@ -45,15 +45,17 @@ class Update(NamedTuple):
       plan: (sums as shapes, devices) -> the collectives of `apply`; None where nobody stated them.
       compiler_options: platform -> what XLA needs to be told for the plan to hold.
       form: how the optimizer's state is kept in checkpoints.
+      takes_order: whether `apply` and `plan` take the keyword `order`, as `GradSync` has it.
     """
 
     init: Callable[[Mesh, PyTree], PyTree]
     specs: Callable[[PyTree], PyTree]
-    apply: Callable[[Sums, PyTree, PyTree, PyTree, jax.Array], Updated]
+    apply: Callable[..., Updated]
     sync_init: Callable[[PyTree], PyTree]
-    plan: Callable[[Sums, int], Plan] | None
+    plan: Callable[..., Plan] | None
     compiler_options: Callable[[str], Mapping[str, str]]
     form: SavedForm = AS_IT_IS
+    takes_order: bool = False
 
 
 def replicated_update(
@@ -65,9 +67,14 @@ def replicated_update(
     """Every device gets all sums and makes the whole update itself."""
 
     def apply(
-        sums: Sums, params: PyTree, opt_state: PyTree, sync_state: PyTree, step: Any
+        sums: Sums,
+        params: PyTree,
+        opt_state: PyTree,
+        sync_state: PyTree,
+        step: Any,
+        **options: Any,
     ) -> Updated:
-        sums, sync_state = sync.update(sums, sync_state, axis_name)
+        sums, sync_state = sync.update(sums, sync_state, axis_name, **options)
         grads, model_state, metrics = global_means(sums)
         norm = optax.tree.norm(grads)
         if clip_norm is not None:
@@ -83,4 +90,5 @@ def replicated_update(
         sync_init=sync.init,
         plan=sync.plan,
         compiler_options=sync.compiler_options,
+        takes_order=sync.takes_order,
     )

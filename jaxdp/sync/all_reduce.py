@@ -32,6 +32,9 @@ class Options(NamedTuple):
     wire: str
 
 
+Order = tuple[int, ...] | None  # of the sums' leaves, as they become ready
+
+
 class Reduction(NamedTuple):
     """Leaves, as numbers in JAX's order of the sums, and the way in which they are summed."""
 
@@ -53,7 +56,8 @@ def all_reduce_sync(
       algorithm: a row of `jaxdp.collectives.ALGORITHMS`, or "auto" (see `all_reduce`), which is
         chosen bucket by bucket (a run of `jaxdp.train` chooses once, before the step is built).
       bucket_bytes, first_bucket_bytes: the most gradient bytes of a bucket, before encoding, and of
-        the first one; see `plan_buckets`.  None: one bucket per dtype.
+        the first one; see `plan_buckets`.  None: one bucket per dtype.  Leaves come in the order in
+        which their gradients are ready, which the step finds out.
       wire: "float32" (gradients as they are), "bfloat16", "float16" or "int8": see `sync.wire`.  On
         one device nothing travels, and nothing is rounded.
 
@@ -64,17 +68,19 @@ def all_reduce_sync(
     options = Options(algorithm, bucket_bytes, first_bucket_bytes, wire)
     _check(options)
 
-    def update(sums: Sums, state: PyTree, axis_name: str) -> tuple[Sums, PyTree]:
+    def update(
+        sums: Sums, state: PyTree, axis_name: str, *, order: Order = None
+    ) -> tuple[Sums, PyTree]:
         leaves, structure = jax.tree.flatten(sums)
-        for name, numbers, carrier in _reductions(options, sums, lax.axis_size(axis_name)):
+        for name, numbers, carrier in _reductions(options, sums, lax.axis_size(axis_name), order):
             summed = carrier.run(name, [leaves[i] for i in numbers], axis_name)
             for i, leaf in zip(numbers, summed, strict=True):
                 leaves[i] = leaf
         return jax.tree.unflatten(structure, leaves), state
 
-    def plan(sums: Sums, n: int) -> Plan:
+    def plan(sums: Sums, n: int, *, order: Order = None) -> Plan:
         leaves = jax.tree.leaves(sums)
-        reductions = _reductions(options, sums, n)
+        reductions = _reductions(options, sums, n, order)
         found = (r.carrier.plan(r.name, [leaves[i] for i in r.leaves], n) for r in reductions)
         return Plan(tuple(planned for group in found for planned in group))
 
@@ -82,20 +88,24 @@ def all_reduce_sync(
         planned_apart = bucket_bytes is not None or wire != "float32"
         return NO_COMBINER if platform == "cpu" and planned_apart else {}
 
-    return GradSync(lambda params: (), update, plan, compiler_options)
+    return GradSync(
+        lambda params: (), update, plan, compiler_options, takes_order=bucket_bytes is not None
+    )
 
 
-def _reductions(options: Options, sums: Sums, n: int) -> list[Reduction]:
+def _reductions(options: Options, sums: Sums, n: int, order: Order) -> list[Reduction]:
     """Every leaf of the sums in one reduction, except empty ones."""
     leaves, structure = jax.tree.flatten(sums)
     numbers = jax.tree.unflatten(structure, range(len(leaves)))
     if options.wire == "float32":
-        return _lossless(options, leaves, numbers, n)
-    return [] if n == 1 else _lossy(options, leaves, numbers, n)
+        return _lossless(options, leaves, numbers, n, order)
+    return [] if n == 1 else _lossy(options, leaves, numbers, n, order)
 
 
-def _lossless(options: Options, leaves: list[Any], numbers: Sums, n: int) -> list[Reduction]:
-    buckets = _buckets(options, leaves, (numbers["grads"], numbers["model_state"]))
+def _lossless(
+    options: Options, leaves: list[Any], numbers: Sums, n: int, order: Order
+) -> list[Reduction]:
+    buckets = _buckets(options, leaves, (numbers["grads"], numbers["model_state"]), order)
     found = []
     for k, bucket in enumerate(add_riders(buckets, leaves, jax.tree.leaves(numbers["scalars"]))):
         if nbytes := _nbytes(leaves, bucket.leaves):
@@ -104,11 +114,13 @@ def _lossless(options: Options, leaves: list[Any], numbers: Sums, n: int) -> lis
     return found
 
 
-def _lossy(options: Options, leaves: list[Any], numbers: Sums, n: int) -> list[Reduction]:
+def _lossy(
+    options: Options, leaves: list[Any], numbers: Sums, n: int, order: Order
+) -> list[Reduction]:
     """Gradients rounded; the rest exact, in the first bucket's messages where there are any."""
     found = []
     others = tuple(jax.tree.leaves((numbers["model_state"], numbers["scalars"])))
-    for k, bucket in enumerate(_buckets(options, leaves, numbers["grads"])):
+    for k, bucket in enumerate(_buckets(options, leaves, numbers["grads"], order)):
         if not (nbytes := _nbytes(leaves, bucket.leaves)):
             continue
         algorithm, name = _algorithm(options, nbytes, n), f"bucket {k}"
@@ -124,11 +136,15 @@ def _lossy(options: Options, leaves: list[Any], numbers: Sums, n: int) -> list[R
     return found
 
 
-def _buckets(options: Options, leaves: list[Any], numbers: PyTree) -> list[Bucket]:
+def _buckets(
+    options: Options, leaves: list[Any], numbers: PyTree, order: Order = None
+) -> list[Bucket]:
     """`plan_buckets` of the leaves that are numbered, with these numbers."""
     flat = jax.tree.leaves(numbers)
     first = options.first_bucket_bytes if options.bucket_bytes is not None else None
-    planned = plan_buckets([leaves[i] for i in flat], options.bucket_bytes, first)
+    if order is not None:
+        order = tuple(flat.index(i) for i in order if i in flat)
+    planned = plan_buckets([leaves[i] for i in flat], options.bucket_bytes, first, order)
     return [b._replace(leaves=tuple(flat[i] for i in b.leaves)) for b in planned]
 
 

@@ -1,8 +1,7 @@
-"""Buckets: gradients joined into few reductions, the last layers' first.
+"""Buckets: gradients joined into few reductions, those that are ready first in front.
 
-The backward pass ends with the first layer, so gradients of the last leaves are ready first.  A
-small first bucket starts the communication early; large ones after it pay each reduction's latency
-seldom.
+The backward pass begins with the last layer and ends with the first.  A small first bucket starts
+the communication early; large ones after it pay each reduction's latency seldom.
 
 Reference: S. Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training",
 VLDB 2020.
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jaxdp.errors import UserError
 from jaxdp.types import PyTree
 
 FIRST_BYTES = 1 << 20  # DDP's
@@ -34,7 +34,10 @@ class Bucket(NamedTuple):
 
 
 def plan_buckets(
-    tree: PyTree, cap_bytes: int | None = None, first_bytes: int | None = None
+    tree: PyTree,
+    cap_bytes: int | None = None,
+    first_bytes: int | None = None,
+    order: Sequence[int] | None = None,
 ) -> tuple[Bucket, ...]:
     """Cuts a tree into buckets.
 
@@ -44,11 +47,19 @@ def plan_buckets(
         makes a bucket of its own.
       first_bytes: the cap of the first bucket of each dtype; None: 1 MiB, or `cap_bytes` if that is
         less.
+      order: the leaves' numbers as they become ready, such as `ready_order` finds; None: the last
+        leaf first, right where names sort in the order of the layers.
 
     Returns:
       Buckets in the order in which they are complete, each leaf in exactly one.
+
+    Raises:
+      UserError: `order` does not hold every leaf's number once.
     """
     leaves = jax.tree.leaves(tree)
+    order = tuple(reversed(range(len(leaves)))) if order is None else tuple(order)
+    if sorted(order) != list(range(len(leaves))):
+        raise UserError(f"order: {order} of {len(leaves)} leaves; expected each number once")
     if cap_bytes is not None:
         first_bytes = min(FIRST_BYTES, cap_bytes) if first_bytes is None else first_bytes
     filling: dict[Any, list[int]] = {}
@@ -56,7 +67,7 @@ def plan_buckets(
         lambda: float("inf") if first_bytes is None else first_bytes
     )
     full: list[Bucket] = []
-    for i in reversed(range(len(leaves))):
+    for i in order:
         dtype, nbytes = jnp.dtype(leaves[i].dtype), leaves[i].size * leaves[i].dtype.itemsize
         if filling.get(dtype) and nbytes > room[dtype]:
             full.append(Bucket(tuple(filling.pop(dtype)), dtype))
@@ -64,7 +75,8 @@ def plan_buckets(
         filling.setdefault(dtype, []).append(i)
         room[dtype] -= nbytes
     full += [Bucket(tuple(numbers), dtype) for dtype, numbers in filling.items()]
-    return tuple(sorted(full, key=lambda bucket: -bucket.leaves[-1]))
+    ready = {i: when for when, i in enumerate(order)}
+    return tuple(sorted(full, key=lambda bucket: ready[bucket.leaves[-1]]))
 
 
 def add_riders(buckets: Sequence[Bucket], leaves: Sequence[Any], riders: Iterable[int]) -> tuple:

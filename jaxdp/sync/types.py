@@ -28,9 +28,12 @@ class GradSync(NamedTuple):
       plan: (sums as arrays or their shapes, number of devices) -> the collectives that `update`
         becomes in the compiled program; None where nobody stated them.
       compiler_options: platform -> what XLA needs to be told for the plan to hold.
+      takes_order: whether `update` and `plan` take the keyword `order`: the numbers of the sums'
+        leaves as they become ready (`sync.ready`), the same in both.
     """
 
     init: Callable[[PyTree], PyTree]
-    update: Callable[[Sums, PyTree, str], tuple[Sums, PyTree]]
-    plan: Callable[[Sums, int], Plan] | None = None
+    update: Callable[..., tuple[Sums, PyTree]]
+    plan: Callable[..., Plan] | None = None
     compiler_options: Callable[[str], Mapping[str, str]] = no_options
+    takes_order: bool = False

@@ -45,13 +45,15 @@ def make(mesh, rng, algorithm="psum", **options):
     return step, lambda: step.init(params, {"mean": np.float32(0.5)})
 
 
-def train(step, state, batches, folder, *, stop=10**6, lines=None, every=5, **guard_options):
+def train(
+    step, state, batches, folder, *, stop=10**6, lines=None, every=5, keep=3, **guard_options
+):
     """A run that saves every fourth step in `folder` and goes on from what is there.
 
     It is stopped after `stop` steps, those that are done again after going back included.
     """
     lines = [] if lines is None else lines
-    with Checkpoints(folder) as checkpoints:
+    with Checkpoints(folder, keep) as checkpoints:
 
         def restore(at_most, like):
             checkpoints.wait()
@@ -182,6 +184,27 @@ def test_r3_a_nan_on_one_device_leaves_every_byte_as_it_was(n, algorithm, mesh_o
     assert not np.array_equal(state.params["a"], before.params["a"])
 
 
+@pytest.mark.parametrize("compute_dtype", [None, "float16"])
+def test_r3_statistics_that_overflow_under_a_finite_loss(compute_dtype, mesh_of, rng):
+    def overflows(params, model_state, batch, keys):
+        out = loss(params, model_state, batch, keys)
+        largest = jnp.abs(batch["x"]).max().astype(jnp.float32)
+        return out._replace(model_state={"mean": largest**2})
+
+    mesh = mesh_of(3)
+    options = {"compute_dtype": compute_dtype}
+    step = make_train_step(overflows, optax.adamw(0.05), all_reduce_sync(), mesh, **options)
+    _, init = make(mesh, rng)
+    batch = Batches(int(rng.integers(1000))).batch(0)
+    state = step.init(init().params, {"mean": np.float32(0.5)})
+    before = jax.device_get(state)
+    batch["x"][int(rng.integers(24)), 1] = 1e25  # tanh makes it 1; its square is infinite
+    state, metrics = step(state, step.place(batch))
+    assert np.isfinite(metrics["loss"])
+    assert (int(state.nonfinite), int(state.step), compare_replicas(mesh, state)) == (1, 1, [])
+    assert_same(without_counts(state)._replace(step=before.step), without_counts(before))
+
+
 @pytest.mark.parametrize("wire", ["bfloat16", "float16", "int8"])
 def test_r3_a_nan_is_seen_through_every_wire(wire, mesh_of, rng):
     mesh = mesh_of(4)
@@ -238,6 +261,20 @@ def test_r4_rolled_back_stopped_and_resumed_is_the_straight_run(stop, mesh_of, r
     rest, again = train(step, init(), batches, tmp_path / "b", **policy)
     assert_same(rest, straight)
     assert again.left_out == guard.left_out
+
+
+def test_r4_stopped_amid_failing_steps_one_checkpoint_is_enough(mesh_of, rng, tmp_path):
+    step, init = make(mesh_of(2), rng)
+    batches, policy = Batches(4, bad=tuple(range(10, 16))), {"nonfinite": "rollback", "keep": 1}
+    for stop in (12, 2):  # the second comes no further than the first
+        half, _ = train(step, init(), batches, tmp_path, stop=stop, **policy)
+        assert int(half.nonfinite_run) > 0
+        with Checkpoints(tmp_path) as checkpoints:
+            assert checkpoints.steps() == [9]
+    state, guard = train(step, init(), batches, tmp_path, **policy)
+    assert guard.rollbacks == [{"step": 10, "to": 9, "why": "nonfinite"}]
+    expected = by_hand(step, init(), batches, guard.left_out)
+    assert_same(without_counts(state), without_counts(expected))
 
 
 def test_a_damaged_state_is_healed_by_going_back_and_not_by_skipping(

@@ -122,7 +122,10 @@ def test_what_went_wrong_stands_on_top(tmp_path, check_html):
     html = (tmp_path / "a" / "report.html").read_text()
     check_html(html)
     text = text_of(html)
-    assert f"FAILED at step {summary['steps']} of 24: a loss or gradient was not finite" in text
+    assert (
+        f"FAILED at step {summary['steps']} of 24: a loss, gradient or model state was not finite"
+        in text
+    )
     assert "Loss: not one finite value." in text
     assert text.index("FAILED") < text.index("Curves")
 

@@ -1,0 +1,33 @@
+"""Which all-reduce a run uses: the configuration's, or what `auto` comes to."""
+
+from jaxdp.assemble import param_shapes
+from jaxdp.collectives.tuning import Choice, choose
+from jaxdp.comparison import fastest
+from jaxdp.config import Config
+from jaxdp.data import Dataset
+from jaxdp.hlo import format_bytes
+from jaxdp.trees import count_bytes
+from jaxdp.types import Device
+
+
+def choose_algorithm(config: Config, dataset: Dataset, devices: list[Device]) -> Choice:
+    """The algorithm of the configuration, or what `auto` comes to, and why.
+
+    One for all buckets of the run, for a full one: gradients of all parameters, or
+    `sync.bucket_bytes` of them.
+
+    Raises:
+      UserError: `sync.tune_file` is missing or damaged.
+    """
+    sync = config.sync
+    if sync.algorithm != "auto":
+        buckets = "one reduction per step"
+        if sync.bucket_bytes is not None:
+            buckets = f"in buckets of at most {format_bytes(sync.bucket_bytes)}"
+        return Choice(sync.algorithm, buckets)
+    nbytes = count_bytes(param_shapes(config, dataset))
+    if sync.bucket_bytes is not None:
+        nbytes = min(nbytes, sync.bucket_bytes)
+    if sync.tune == "file":
+        return choose(nbytes, len(devices), sync.tune_file)
+    return fastest(devices, nbytes)

@@ -1,0 +1,44 @@
+"""What a run says of itself before it starts."""
+
+import jax
+
+import jaxdp
+from jaxdp import hlo
+from jaxdp.assemble import Job
+from jaxdp.collectives.tuning import Choice
+from jaxdp.config import Config, describe_batch
+from jaxdp.optim import describe_decay
+from jaxdp.state import TrainState
+from jaxdp.trees import bytes_per_device, count_bytes, count_elements
+from jaxdp.wording import counted, emulated_devices
+
+
+def introduction(config: Config, job: Job, state: TrainState, choice: Choice) -> list[str]:
+    """The lines before the first step: devices, data, model, batch, synchronisation."""
+    devices = list(job.mesh.devices.flat)
+    n, platform = len(devices), devices[0].platform
+    kind = "CPU" if platform == "cpu" else devices[0].device_kind
+    emulated = n > 1 and platform == "cpu"
+    where = emulated_devices(n) if emulated else counted(n, f"{kind} device")
+    dataset = job.dataset
+    what = "gradients" if config.sync.local_steps is None else "changes made by local steps"
+    lines = [
+        f"jaxdp {jaxdp.__version__}, jax {jax.__version__}, {where}",
+        f"data   {dataset.name}: {len(dataset.train):,} examples, "
+        f"{len(dataset.heldout):,} held out",
+        f"model  {config.model.kind}: {count_elements(state.params):,} parameters, "
+        f"{hlo.format_bytes(count_bytes(state.params))}, compute in {config.compute_dtype}",
+        f"batch  {describe_batch(config, n)}",
+        f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of {what}, "
+        f"{config.sync.wire} on the wire; {choice.reason}",
+    ]
+    if config.sync.shard_optimizer:
+        held = hlo.format_bytes(bytes_per_device(state.opt_state))
+        lines.append(f"zero   the optimizer's state is shared out: {held} on each device")
+    if config.optimizer.freeze:
+        lines.append(f"frozen {', '.join(config.optimizer.freeze)}")
+    if getattr(config.optimizer, "weight_decay", 0):
+        lines += describe_decay(state.params)
+    if int(state.step):
+        lines.append(f"resumed at step {int(state.step)} of {config.steps}")
+    return lines

@@ -1,0 +1,87 @@
+"""A run from its configuration to its summary."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jaxdp.assemble import Job, assemble, check_names, load_data
+from jaxdp.checkpoints import Checkpoints
+from jaxdp.choosing import choose_algorithm
+from jaxdp.collectives.tuning import Choice
+from jaxdp.config import Config, check_devices
+from jaxdp.errors import NumericsError, StorageError, UserError
+from jaxdp.guard import Guard
+from jaxdp.mesh import use_devices
+from jaxdp.report.progress import Reporter, SilentReporter
+from jaxdp.report.record import Stopwatch, write_failure, write_report
+from jaxdp.report.runfolder import check_run_folder, create_run_folder, write_json
+from jaxdp.report.runlog import check_tensorboard
+from jaxdp.training.introduction import introduction
+from jaxdp.training.resuming import Meta, check_unchanged
+from jaxdp.training.session import Session
+from jaxdp.training.summary import complete, summarize
+
+
+def run_training(
+    config: Config,
+    reporter: Reporter | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
+    """Trains as `config` says, in the run folder `config.out`.
+
+    Args:
+      config: from `jaxdp.config.load_config`.
+      reporter: where progress is told; nowhere by default.
+      should_stop: asked before every step; True saves and returns.
+
+    Returns:
+      What summary.json holds; `stopped` is True if the run is not complete.
+
+    Raises:
+      UserError: the configuration, the data or the run folder do not fit.
+      NumericsError, StorageError: the run ended early.
+    """
+    reporter, clock = reporter or SilentReporter(), Stopwatch()
+    out = Path(config.out or "runs/default")
+    resuming = check_run_folder(out, config.resume)
+    if resuming:
+        check_unchanged(config, out, reporter)
+    if config.log.tensorboard:
+        check_tensorboard()
+    job, choice = _prepare(config)
+    state = job.init()
+    create_run_folder(out)
+    guard = Guard(**config.guard.model_dump(), tell=reporter.line)
+    meta = Meta(dict(job.dataset.facts))
+    # the final save is complete when the context is left, before anything calls the run done
+    with Checkpoints(out / "checkpoints", config.checkpoint.keep, job.step.form) as checkpoints:
+        session = Session(config, job, choice, out, checkpoints, guard, reporter, clock, meta)
+        if resuming:
+            state = session.resume(state)
+        if (summary := complete(out, int(state.step), config.steps)) is not None:
+            reporter.line(f"nothing to do: the run in {out} is complete")
+            return summary
+        for line in introduction(config, job, state, choice):
+            reporter.line(line)
+        try:
+            result = session.fit(state, should_stop)
+            with clock.on("saving"):
+                checkpoints.wait()
+        except (NumericsError, StorageError) as error:
+            write_failure(out, error, clock, reporter)
+            raise
+    summary = summarize(choice, job, result, config.steps, session.meta, clock) | guard.record()
+    write_json(out / "summary.json", summary)
+    write_report(out, reporter)
+    return summary
+
+
+def _prepare(config: Config) -> tuple[Job, Choice]:
+    """The parts of a run, and the algorithm that it uses; writes nothing."""
+    dataset = load_data(config)
+    check_names(config, dataset)
+    devices = use_devices(config.devices)
+    if mistakes := check_devices(config, len(devices)):
+        raise UserError(*mistakes)
+    choice = choose_algorithm(config, dataset, devices)
+    return assemble(config, dataset, devices, choice.algorithm), choice

@@ -1,0 +1,142 @@
+"""What happens around the steps of a run: its log, its checkpoints, its folder."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import jax
+
+from jaxdp import hlo
+from jaxdp.assemble import Job
+from jaxdp.checkpoints import Checkpoints
+from jaxdp.collectives.tuning import Choice
+from jaxdp.config import Config, to_yaml
+from jaxdp.guard import Guard
+from jaxdp.loop import Every, FitResult, fit
+from jaxdp.plan import compare
+from jaxdp.report.progress import Reporter
+from jaxdp.report.record import Stopwatch, run_facts
+from jaxdp.report.runfolder import environment, write_atomically, write_json
+from jaxdp.report.runlog import RunLog
+from jaxdp.state import TrainState
+from jaxdp.training.resuming import Meta
+
+
+@dataclass
+class Session:
+    """A run with its parts; its methods are what `fit` calls between steps.
+
+    Attributes:
+      config, job, choice: what is trained, and with which algorithm.
+      out: the run folder.
+      checkpoints, guard, reporter, clock: open for as long as the run lasts.
+      meta: what checkpoints hold besides the state; changed by `resume`.
+      log: of the stretch from `fit` on.
+    """
+
+    config: Config
+    job: Job
+    choice: Choice
+    out: Path
+    checkpoints: Checkpoints
+    guard: Guard
+    reporter: Reporter
+    clock: Stopwatch
+    meta: Meta
+    log: RunLog = field(init=False)
+
+    def resume(self, like: TrainState) -> TrainState:
+        """The state of the newest checkpoint.
+
+        Raises:
+          UserError: the data are not the same.
+          StorageError: there is none that can be read.
+        """
+        state, saved, lines = self.checkpoints.restore(like)
+        self.meta = self.meta.resumed(saved)
+        self.guard.resume(saved.get("guard", {}))
+        self._warn(lines)
+        return state
+
+    def fit(self, state: TrainState, should_stop: Callable[[], bool]) -> FitResult:
+        """Trains from `state` to the last step."""
+        config, job, first = self.config, self.job, int(state.step)
+        self.log = self._open_log(first)
+        try:
+            self.clock.since_start("start")
+            self.guard.restore = self._restore
+            if first >= config.steps:  # killed after the last save, before the summary
+                return FitResult(state, first, evaluation=job.evaluate(state))
+            return fit(
+                job.step,
+                state,
+                job.loader,
+                config.steps,
+                evaluate=Every(config.eval.every, self._evaluate),
+                save=Every(config.checkpoint.every, self._save),
+                log=Every(config.log.every, self.log.metrics),
+                guard=self.guard,
+                on_compiled=lambda compiled, seconds: self._begin(state, compiled, seconds),
+                should_stop=should_stop,
+            )
+        finally:
+            self.log.close()
+            self.reporter.close()
+
+    def _open_log(self, first: int) -> RunLog:
+        dataset, config = self.job.dataset, self.config
+        language = dataset.task == "language"
+        return RunLog(
+            self.out,
+            self.reporter,
+            steps=config.steps,
+            devices=self.job.mesh.size,
+            items_per_step=config.global_batch * (dataset.shape[0] if language else 1),
+            unit="tokens" if language else "examples",
+            resumed_step=first,
+            tensorboard=config.log.tensorboard,
+        )
+
+    def _evaluate(self, step: int, state: TrainState) -> dict[str, float]:
+        with self.clock.on("evaluation"):
+            means = self.job.evaluate(state)
+        self.log.evaluation(step, means)
+        return means
+
+    def _save(self, step: int, state: TrainState) -> None:
+        self.log.flush()  # a run that is killed later resumes here, with the rows up to here
+        seconds = self.meta.train_seconds + self.log.elapsed_s
+        self.clock.seconds["steps"] = self.log.elapsed_s
+        with self.clock.on("saving"):
+            saved = asdict(replace(self.meta, train_seconds=seconds))
+            self.checkpoints.save(step, state, saved | {"guard": self.guard.record()})
+
+    def _restore(self, at_most: int | None, like: TrainState) -> TrainState | None:
+        self.checkpoints.wait()
+        steps = self.checkpoints.steps()
+        if not any(at_most is None or step <= at_most for step in steps):
+            return None
+        state, _, lines = self.checkpoints.restore(like, at_most)
+        self._warn(lines)
+        self.log.back_to(int(state.step))
+        return state
+
+    def _warn(self, lines: list[str]) -> None:
+        for line in lines:
+            self.reporter.line(f"warning: {line}")
+
+    def _begin(self, state: TrainState, compiled: jax.stages.Compiled, seconds: float) -> None:
+        """Writes the run's files.  Before, a mistake of the user could still come to light."""
+        config = self.config.model_copy(update={"out": str(self.out), "resume": False})
+        write_atomically(self.out / "config.yaml", to_yaml(config))
+        self.clock.seconds["compiling"] = seconds
+        found = hlo.collectives(compiled.as_text() or "")
+        facts = run_facts(
+            self.out, int(state.step), state.params, self.choice, self.job.dataset, found
+        )
+        seen = environment(list(self.job.mesh.devices.flat))
+        write_json(self.out / "environment.json", seen | {"run": facts})
+        self.reporter.line(f"compiled in {seconds:.1f} s: a step runs {hlo.describe(found)}")
+        (lowered_for, _) = compiled.args_info
+        if (plan := self.job.step.plan(*lowered_for)) is not None:
+            self.reporter.line(f"sync   {compare(plan, found)}")

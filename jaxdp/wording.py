@@ -1,0 +1,13 @@
+"""Sentences that several programs tell alike."""
+
+
+def counted(n: int, noun: str) -> str:
+    """A number of things: `1 example`, `2 microbatches`."""
+    if n == 1:
+        return f"1 {noun}"
+    return f"{n} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
+
+
+def emulated_devices(n: int) -> str:
+    """What must be known before any figure of `n` emulated devices is read."""
+    return f"{n} emulated devices in one process: shared memory, not a network"

@@ -1,0 +1,25 @@
+"""Sentences that several programs tell alike."""
+
+import pytest
+
+from jaxdp.config import describe_batch, load_config
+from jaxdp.wording import counted
+
+
+@pytest.mark.parametrize(
+    ("n", "noun", "words"),
+    [
+        (0, "step", "0 steps"),
+        (1, "microbatch", "1 microbatch"),
+        (2, "microbatch", "2 microbatches"),
+        (3, "process", "3 processes"),
+    ],
+)
+def test_counted(n, noun, words):
+    assert counted(n, noun) == words
+
+
+def test_a_batch_of_ones_has_no_plural():
+    config = load_config(None, [("global_batch", 4)])
+    assert describe_batch(config, 4) == "4 = 1 example x 1 microbatch x 4 devices"
+    assert describe_batch(config, 1) == "4 = 4 examples x 1 microbatch x 1 device"
