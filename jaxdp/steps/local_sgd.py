@@ -282,8 +282,8 @@ def _unless_spoilt(
 def _check(local_steps: int, sync: Any) -> None:
     if not isinstance(sync, GradSync):
         raise UserError(
-            f"sync: {type(sync).__name__}; expected a GradSync such as all_reduce_sync(): "
-            "the inner optimizers have no shares"
+            f"sync: {type(sync).__name__}; expected a GradSync such as all_reduce_sync(): inner "
+            "optimizers have no shares"
         )
     if not isinstance(local_steps, int) or local_steps < 1:
         raise UserError(f"local_steps: {local_steps}; expected a whole number of at least 1")

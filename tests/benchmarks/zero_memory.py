@@ -1,4 +1,4 @@
-"""What ZeRO-1 saves: the optimizer's bytes on each device, and what it costs: nothing in bytes sent.
+"""What ZeRO-1 saves, the optimizer's bytes on each device, and costs: nothing in bytes sent.
 
     python tests/benchmarks/zero_memory.py [configs/gpt_tiny.yaml] [--steps 60]
 
@@ -22,8 +22,8 @@ def main(path: str, steps: int) -> None:
     print(f"jax {jax.__version__}, {path}, loss after {steps} steps")
     print("devices  optimizer  state bytes  peak bytes  sent bytes  as planned  loss")
     for n in (1, 2, 4, 8):
-        for shard in ("false", "true"):
-            config = load_config(path, [("sync.shard_optimizer", shard), ("devices", str(n))])
+        for shard in (False, True):
+            config = load_config(path, [("sync.shard_optimizer", shard), ("devices", n)])
             job = assemble(config, load_data(config), jax.devices()[:n])
             state, metrics = job.init(), {}
             held, batch = bytes_per_device(state.opt_state), job.step.place(job.loader.batch(0))
@@ -37,7 +37,7 @@ def main(path: str, steps: int) -> None:
                 jax.block_until_ready(metrics)
             loss = float(metrics["loss"]) if metrics else float("nan")
             print(
-                f"{n:7}  {'sharded' if shard == 'true' else 'plain':9}  {held:11,}  {peak:10,}  "
+                f"{n:7}  {'sharded' if shard else 'plain':9}  {held:11,}  {peak:10,}  "
                 f"{plan.sent_bytes:10,}  {as_planned(plan, found)!s:10}  {loss:.4f}",
                 flush=True,
             )

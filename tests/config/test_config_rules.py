@@ -4,11 +4,22 @@ import random
 
 import pytest
 
+from jaxdp.collectives import algorithms_for
 from jaxdp.config import Config, check_devices, flatten
 from jaxdp.config.keys import KEYS
-from jaxdp.config.kinds import Digits, Gpt, Momentum, Npz, Resnet, Sgd, TextFile, Tokens
+from jaxdp.config.kinds import (
+    Adafactor,
+    Digits,
+    Gpt,
+    Momentum,
+    Npz,
+    Resnet,
+    Sgd,
+    TextFile,
+    Tokens,
+)
 from jaxdp.config.rules import RULES, broken_rules
-from jaxdp.config.schema import Checkpoint, Eval, Guard, Sync
+from jaxdp.config.schema import HALVED_ALGORITHMS, Checkpoint, Eval, Guard, Sync
 
 
 def broken(**keys) -> list[str]:
@@ -17,6 +28,12 @@ def broken(**keys) -> list[str]:
 
 def test_rules_read_existing_keys():
     assert {path for rule in RULES for path in rule.reads} <= set(KEYS)
+
+
+def test_halved_algorithms_are_those_of_the_library():
+    gathering = algorithms_for("all_gather")
+    both = [name for name in algorithms_for("reduce_scatter") if name in gathering]
+    assert set(HALVED_ALGORITHMS) == set(both)
 
 
 def test_defaults_break_nothing():
@@ -44,6 +61,21 @@ def test_defaults_break_nothing():
         (
             {"devices": 4, "eval": Eval(batch=6)},
             "eval.batch: 6 is not divisible by devices = 4; the nearest valid values are 4 and 8",
+        ),
+        (
+            {"sync": Sync(algorithm="tree", shard_optimizer=True)},
+            "sync.algorithm: tree has no reduce-scatter, which sync.shard_optimizer needs; "
+            "expected psum, ring, bidirectional_ring, halving_doubling, hierarchical or all_to_all",
+        ),
+        (
+            {"sync": Sync(shard_optimizer=True, bucket_bytes=1000)},
+            "sync.shard_optimizer: true sends all gradients at once: remove "
+            "sync.bucket_bytes = 1000",
+        ),
+        (
+            {"sync": Sync(shard_optimizer=True), "optimizer": Adafactor()},
+            "sync.shard_optimizer: true needs an optimizer that works element by element, and "
+            "adafactor does not",
         ),
         (
             {"model": Gpt(), "data": Digits()},

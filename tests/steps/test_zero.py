@@ -248,5 +248,5 @@ def test_users_optimizers_that_are_elementwise(name, mesh_of, rng):
 
 
 def test_an_algorithm_of_powers_of_two_is_refused_before_the_first_step(mesh_of, rng):
-    with pytest.raises(UserError, match="halving_doubling.*power of two"):
+    with pytest.raises(UserError, match=r"halving_doubling.*power of two"):
         begun(sharded_sync("halving_doubling"), mesh_of(3), parameters(rng, np.float32))
