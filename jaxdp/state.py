@@ -18,7 +18,8 @@ class TrainState(NamedTuple):
       params: float32 master parameters, equal on every device.
       model_state: what the model keeps besides, equal on every device.
       opt_state: the optimizer's state, equal on every device.
-      sync_state: the synchronisation's state, one slot per device.
+      sync_state: the synchronisation's state, one slot per device; in local SGD the inner
+        optimizers' states, too.
       loss_scale: a `LossScale` where the computation is in float16; else ().
     """
 

@@ -106,7 +106,7 @@ class TrainStep:
         if x.ndim == 0 or x.shape[0] % parts or not x.shape[0]:
             raise UserError(
                 f"batch[{name!r}]: shape {x.shape}; expected a first dimension divisible by "
-                f"{parts} ({self.parts} microbatches x {self.mesh.size} devices)"
+                f"{parts} ({self.parts} parts x {self.mesh.size} devices)"
             )
         return x.reshape(self.parts, -1, *x.shape[1:])
 
