@@ -40,6 +40,17 @@ def planned_all_reduce(
     return Planned(name, "reduce-scatter", 1, chunk, (n - 1) * chunk), gather
 
 
+def planned_all_gather(
+    name: str, algorithm: str, size: int, itemsize: int, n: int
+) -> tuple[Planned, ...]:
+    """The collectives of `all_gather`, where each of `n` ranks gives `size` elements."""
+    if "all_gather" in get_algorithm(algorithm).schedules:
+        schedule = make_schedule(algorithm, "all_gather", n)
+        return planned_schedule(name, schedule, n * size, itemsize)
+    nbytes = size * itemsize
+    return (Planned(name, "all-gather", 1, n * nbytes, (n - 1) * nbytes),)
+
+
 def planned_schedule(
     name: str, schedule: Schedule, size: int, itemsize: int
 ) -> tuple[Planned, ...]:

@@ -2,6 +2,16 @@
 
 from jaxdp.sync.all_reduce import all_reduce_sync
 from jaxdp.sync.buckets import Bucket, plan_buckets
+from jaxdp.sync.power_sgd import power_sgd_sync
+from jaxdp.sync.top_k import top_k_sync
 from jaxdp.sync.types import GradSync, Sums
 
-__all__ = ["Bucket", "GradSync", "Sums", "all_reduce_sync", "plan_buckets"]
+__all__ = [
+    "Bucket",
+    "GradSync",
+    "Sums",
+    "all_reduce_sync",
+    "plan_buckets",
+    "power_sgd_sync",
+    "top_k_sync",
+]

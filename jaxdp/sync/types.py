@@ -28,9 +28,13 @@ class GradSync(NamedTuple):
       plan: (sums as arrays or their shapes, number of devices) -> the collectives that `update`
         becomes in the compiled program; None where nobody stated them.
       compiler_options: platform -> what XLA needs to be told for the plan to hold.
+      respread: (states of all devices on the host, leaves `[devices before, ...]`; devices now) ->
+        states with leaves `[devices now, ...]`, for a resume on another number of devices; None
+        where the state has no leaves.
     """
 
     init: Callable[[PyTree], PyTree]
     update: Callable[[Sums, PyTree, str], tuple[Sums, PyTree]]
     plan: Callable[[Sums, int], Plan] | None = None
     compiler_options: Callable[[str], Mapping[str, str]] = no_options
+    respread: Callable[[PyTree, int], PyTree] | None = None
