@@ -17,7 +17,7 @@ from jaxdp.models import build_model
 from jaxdp.optim import build_optimizer, build_schedule
 from jaxdp.state import TrainState
 from jaxdp.steps import TrainStep, make_train_step
-from jaxdp.sync import GradSync, all_reduce_sync
+from jaxdp.sync import GradSync, all_reduce_sync, power_sgd_sync, top_k_sync
 from jaxdp.types import Device, LossFn, Model, PyTree
 
 _INIT_FOLD = 2**32 - 1  # training folds in the number of the step, which stays below
@@ -75,8 +75,13 @@ def param_shapes(config: Config, dataset: Dataset) -> PyTree:
 
 def make_sync(config: Config, algorithm: str | None = None) -> GradSync:
     """How a configuration sums over devices, with `algorithm` in place of its own if given."""
+    algorithm = algorithm or config.sync.algorithm
+    if config.sync.compression == "top_k":
+        return top_k_sync(config.sync.top_k_fraction, algorithm=algorithm)
+    if config.sync.compression == "power_sgd":
+        return power_sgd_sync(config.sync.power_sgd_rank, algorithm=algorithm)
     return all_reduce_sync(
-        algorithm or config.sync.algorithm,
+        algorithm,
         bucket_bytes=config.sync.bucket_bytes,
         first_bucket_bytes=config.sync.first_bucket_bytes,
         wire=config.sync.wire,

@@ -34,12 +34,14 @@ from jaxdp.report.runfolder import (
 from jaxdp.report.runlog import RunLog, check_tensorboard
 from jaxdp.state import TrainState
 from jaxdp.trees import count_bytes, count_elements, digest
-from jaxdp.types import Device
+from jaxdp.types import Device, PyTree
 
 # keys that may differ when a run is resumed: they do not change what was learned so far
 _MAY_CHANGE = (
     "steps", "devices", "out", "resume", "sync.", "checkpoint.", "eval.", "log.", "guard.",
 )  # fmt: skip
+# but for those that give the synchronisation another state: what it still owes would be lost
+_MAY_NOT_CHANGE = ("sync.compression", "sync.power_sgd_rank")
 
 
 def run_training(
@@ -81,7 +83,7 @@ def run_training(
     with Checkpoints(out / "checkpoints", config.checkpoint.keep) as checkpoints:
         guard = Guard(**config.guard.model_dump(), tell=reporter.line)
         if resuming:
-            state, saved, lines = checkpoints.restore(state)
+            state, saved, lines = checkpoints.restore(state, respread=_respread(job, reporter))
             meta = meta.resumed(saved)
             guard.resume(saved.get("guard", {}))
             for line in lines:
@@ -176,7 +178,7 @@ def _fit(
         checkpoints.wait()
         if not any(at_most is None or step <= at_most for step in checkpoints.steps()):
             return None
-        state, _, lines = checkpoints.restore(like, at_most)
+        state, _, lines = checkpoints.restore(like, at_most, _respread(job, reporter))
         for line in lines:
             reporter.line(f"warning: {line}")
         log.back_to(int(state.step))
@@ -220,11 +222,26 @@ def _fit(
         reporter.close()
 
 
+def _respread(job: Job, reporter: Reporter) -> Callable[[PyTree, int], PyTree] | None:
+    """What the step says of another number of devices, and a line that it was done."""
+    if (rule := job.step.respread) is None:
+        return None
+
+    def told(saved: PyTree, devices: int) -> PyTree:
+        before = len(jax.tree.leaves(saved)[0])
+        reporter.line(f"residuals of {before} device(s) spread over {devices}")
+        return rule(saved, devices)
+
+    return told
+
+
 def _check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:
     """A run goes on with what it began with; what may change is told."""
     before = load_config(str(out / "config.yaml"))
     changed = diff(before, config)
-    refused = {k: v for k, v in changed.items() if not k.startswith(_MAY_CHANGE)}
+    refused = {
+        k: v for k, v in changed.items() if not k.startswith(_MAY_CHANGE) or k in _MAY_NOT_CHANGE
+    }
     if refused:
         raise UserError(
             *(
@@ -272,13 +289,23 @@ def _introduction(
         f"batch  {config.global_batch} = {each} examples x {config.microbatches} microbatch"
         f"{'es' * (config.microbatches > 1)} x {n} device{'s' * (n > 1)}",
         f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of gradients, "
-        f"{config.sync.wire} on the wire; {choice.reason}",
+        f"{_what_travels(config)} on the wire; {choice.reason}",
     ]
     if getattr(config.optimizer, "weight_decay", 0):
         lines += describe_decay(state.params)
     if int(state.step):
         lines.append(f"resumed at step {int(state.step)} of {config.steps}")
     return lines
+
+
+def _what_travels(config: Config) -> str:
+    """The gradients on their way, in words."""
+    sync = config.sync
+    if sync.compression == "top_k":
+        return f"the largest {100 * sync.top_k_fraction:g} %"
+    if sync.compression == "power_sgd":
+        return f"factors of rank {sync.power_sgd_rank}"
+    return sync.wire
 
 
 def _summary(

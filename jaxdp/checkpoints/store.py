@@ -1,17 +1,22 @@
 """Saving and restoring the train state with Orbax."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxdp.errors import StorageError
 from jaxdp.state import TrainState
 from jaxdp.trees import named_leaves
+from jaxdp.types import PyTree
 
 STATE, META = "state", "meta"
+Leaves = dict[str, tuple[tuple[int, ...], Any]]  # path -> shape, dtype
+Respread = Callable[[PyTree, int], PyTree]
 
 
 class Checkpoints:
@@ -82,7 +87,7 @@ class Checkpoints:
             raise StorageError(f"{self.folder}: saving failed: {error}") from error
 
     def restore(
-        self, like: TrainState, at_most: int | None = None
+        self, like: TrainState, at_most: int | None = None, respread: Respread | None = None
     ) -> tuple[TrainState, dict[str, Any], list[str]]:
         """The newest state that can be read.
 
@@ -93,6 +98,8 @@ class Checkpoints:
           like: a state of the shapes, dtypes and shardings wanted.
           at_most: the newest step that will do; later ones are moved to `abandoned/`, so that the
             run can save those steps again.
+          respread: (sync_state as another number of devices saved it, in host memory; devices now)
+            -> sync_state; without it, only the same number will do.
 
         Returns:
           (state, its meta, a line for each step that was moved aside).
@@ -104,7 +111,7 @@ class Checkpoints:
         abandoned = [step for step in self.steps() if at_most is not None and step > at_most]
         for step in reversed([step for step in self.steps() if step not in abandoned]):
             try:
-                state, meta = self._restore_step(step, like)
+                state, meta = self._restore_step(step, like, respread)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
                 damaged[step] = f"checkpoint {step} cannot be read ({reason})"
@@ -115,14 +122,32 @@ class Checkpoints:
                 return state, meta, lines
         raise StorageError(*damaged.values(), f"{self.folder}: no checkpoint that can be read")
 
-    def _restore_step(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        _check_leaves(self._manager, step, like)
+    def _restore_step(
+        self, step: int, like: TrainState, respread: Respread | None
+    ) -> tuple[TrainState, dict[str, Any]]:
+        saved = _saved_leaves(self._manager, step)
+        slots = _other_slots(saved, like) if respread else None
         target = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like._asdict()
         )
+        if slots is not None:  # NumPy: as it was saved, whatever the devices are now
+            target["sync_state"] = jax.tree.map(
+                lambda x: np.empty((slots, *x.shape[1:]), x.dtype), like.sync_state
+            )
+        _check_leaves(step, saved, target)
         args = {STATE: ocp.args.StandardRestore(target), META: ocp.args.JsonRestore()}
         restored = self._manager.restore(step, args=ocp.args.Composite(**args))
-        return TrainState(**restored[STATE]), restored[META]
+        state = TrainState(**restored[STATE])
+        if slots is not None and respread is not None:
+            now = len(jax.tree.leaves(like.sync_state)[0])
+            state = state._replace(
+                sync_state=jax.tree.map(
+                    lambda x, old: jax.device_put(x, old.sharding),
+                    respread(state.sync_state, now),
+                    like.sync_state,
+                )
+            )
+        return state, restored[META]
 
     def _move_aside(self, step: int, where: str = "damaged") -> str:
         target = self.folder.parent / where / str(step)
@@ -134,16 +159,29 @@ class Checkpoints:
         return f"moved to {target.parent.name}/{target.name}"
 
 
-def _check_leaves(manager: ocp.CheckpointManager, step: int, like: TrainState) -> None:
-    """Orbax casts and reshapes without a word: compare what is saved with what is wanted first."""
+def _saved_leaves(manager: ocp.CheckpointManager, step: int) -> Leaves:
+    """Name -> shape and dtype of what a checkpoint holds."""
     metadata = manager.item_metadata(step)[STATE]
     if metadata is None:
         raise ValueError("its metadata is missing")
-    saved = {
+    return {
         name: (tuple(leaf.shape), jnp.dtype(leaf.dtype))
         for name, leaf in named_leaves(metadata.tree)
     }
-    wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(like._asdict())}
+
+
+def _other_slots(saved: Leaves, like: TrainState) -> int | None:
+    """The devices whose sync_state was saved, where their number is not that of `like`."""
+    for name, leaf in named_leaves({"sync_state": like.sync_state}):
+        shape, _ = saved.get(name, ((), None))
+        if shape and shape[0] != leaf.shape[0]:
+            return shape[0]
+    return None
+
+
+def _check_leaves(step: int, saved: Leaves, target: dict[str, Any]) -> None:
+    """Orbax casts and reshapes without a word: compare what is saved with what is wanted first."""
+    wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(target)}
     if saved != wanted:
         different = [n for n in [*wanted, *saved] if saved.get(n) != wanted.get(n)]
         name = min(different, key=lambda n: not n.startswith("params/"))  # what people know best

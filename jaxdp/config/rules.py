@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from jaxdp.config.keys import SECTIONS, flatten
-from jaxdp.config.schema import INT8_ALGORITHMS, Config, Guard
-from jaxdp.config.words import either
+from jaxdp.config.schema import GATHER_ALGORITHMS, INT8_ALGORITHMS, Config, Guard, Sync
+from jaxdp.config.words import bare, either
 from jaxdp.sizes import parse_bytes
 
 
@@ -133,6 +133,50 @@ def _wire_is_carried(wire: str, algorithm: str) -> str | None:
     )
 
 
+def _fraction_is_sent(fraction: float, compression: str | None) -> str | None:
+    return _option_of("top_k", "top_k_fraction", fraction, compression)
+
+
+def _rank_is_sent(rank: int, compression: str | None) -> str | None:
+    return _option_of("power_sgd", "power_sgd_rank", rank, compression)
+
+
+def _option_of(owner: str, name: str, value: float, compression: str | None) -> str | None:
+    # The default is let through: a resolved configuration writes out every key.
+    if compression == owner or value == Sync.model_fields[name].default:
+        return None
+    return (
+        f"{value} has no effect with sync.compression {bare(compression)}; "
+        f"set sync.compression {owner}"
+    )
+
+
+def _compression_is_alone(
+    compression: str | None, wire: str, bucket_bytes: int | str | None
+) -> str | None:
+    if compression is None or (wire == "float32" and bucket_bytes is None):
+        return None
+    other = f"sync.wire {wire}" if wire != "float32" else f"sync.bucket_bytes {bucket_bytes}"
+    return (
+        f"{compression} cannot be combined with {other}: what it sends is float32, in messages "
+        "of its own; remove one of them"
+    )
+
+
+def _compression_is_carried(compression: str | None, algorithm: str) -> str | None:
+    if compression == "top_k" and algorithm not in GATHER_ALGORITHMS:
+        return (
+            f"top_k gathers what devices send, which sync.algorithm {algorithm} cannot; "
+            f"set sync.algorithm {either(GATHER_ALGORITHMS)}"
+        )
+    if compression is not None and algorithm == "auto":
+        return (
+            f"{compression} cannot be combined with sync.algorithm auto, which chooses for whole "
+            "gradients; name an algorithm"
+        )
+    return None
+
+
 def _has_checkpoints(policy: str, every: int) -> str | None:
     if policy != "rollback" or every:
         return None
@@ -169,6 +213,10 @@ RULES = (
     Rule(("sync.tune_file", "sync.tune"), _file_is_read),
     Rule(("sync.first_bucket_bytes", "sync.bucket_bytes"), _first_bucket_fits),
     Rule(("sync.wire", "sync.algorithm"), _wire_is_carried),
+    Rule(("sync.top_k_fraction", "sync.compression"), _fraction_is_sent),
+    Rule(("sync.power_sgd_rank", "sync.compression"), _rank_is_sent),
+    Rule(("sync.compression", "sync.wire", "sync.bucket_bytes"), _compression_is_alone),
+    Rule(("sync.compression", "sync.algorithm"), _compression_is_carried),
     Rule(("guard.divergence", "checkpoint.every"), _has_checkpoints),
     Rule(("guard.nonfinite", "checkpoint.every"), _has_checkpoints),
     Rule(("guard.divergence", "guard.every"), _compares),

@@ -16,6 +16,7 @@ from jaxdp.config.kinds import (
     CountOrZero,
     Data,
     Digits,
+    Fraction,
     Mlp,
     Model,
     Optimizer,
@@ -44,6 +45,8 @@ Algorithm = Literal[
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 # Those that add nothing before it is decoded.
 INT8_ALGORITHMS = ("psum", "all_to_all", "all_gather_sum")
+# Those that have an all-gather, for any number of devices.
+GATHER_ALGORITHMS = ("psum", "ring", "bidirectional_ring", "hierarchical", "all_to_all")
 
 
 class Sync(Section):
@@ -71,6 +74,20 @@ class Sync(Section):
     wire: Literal["float32", "bfloat16", "float16", "int8"] = Field(
         default="float32",
         description="type of the gradients while they travel; loss sums and weights stay float32",
+    )
+    compression: Literal["top_k", "power_sgd"] | None = Field(
+        default=None,
+        description="sends less than the gradients and keeps the rest for later steps: their "
+        "largest elements, or low-rank factors of each matrix",
+    )
+    top_k_fraction: Fraction = Field(
+        default=0.01,
+        description="share of the gradient elements that each device sends; "
+        "fewer bytes than without only below 1 / devices",
+    )
+    power_sgd_rank: Count = Field(
+        default=4,
+        description="rank of the factors; a leaf whose factors are not smaller travels whole",
     )
 
 

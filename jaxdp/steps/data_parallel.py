@@ -123,4 +123,4 @@ def make_train_step(
         jaxpr, sums = trace(state, batch)
         return sync.plan(sums, mesh.size) + planned_statistics(jaxpr.jaxpr, mesh.size)
 
-    return TrainStep(run, mesh, microbatches, first_state, planned)
+    return TrainStep(run, mesh, microbatches, first_state, planned, sync.respread)

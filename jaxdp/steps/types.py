@@ -33,6 +33,7 @@ class TrainStep:
       first_state: (params, model_state) -> the state before step 0, placed.
       planned: (state, placed batch), or their shapes -> the collectives of `run`; None where nobody
         stated them.
+      respread: what `GradSync` says of its states and another number of devices.
     """
 
     run: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
@@ -40,6 +41,7 @@ class TrainStep:
     parts: int
     first_state: Callable[[PyTree, PyTree], TrainState]
     planned: Callable[[TrainState, Batch], Plan | None]
+    respread: Callable[[PyTree, int], PyTree] | None = None
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """One optimizer step.

@@ -4,9 +4,9 @@
     sent = compressed(v)    what enters the sum over devices
     e'   = (v - sent) / W
 
-The residual is in units of the mean gradient, since the step divides by *its own* weight: a residual
-kept as a sum would count for more in a light step than in the heavy one it is from.  So, whatever
-the weights,
+The residual is in units of the mean gradient, since the step divides by its own weight: kept as a
+sum, it would count for more in a light step than in the heavy one it is from.  So, whatever the
+weights,
 
     sum of the applied mean gradients + residuals of all devices = sum of the true mean gradients.
 

@@ -1,15 +1,15 @@
 """PowerSGD: a gradient matrix travels as two thin factors, which can be added on the way.
 
-    M [m, c]: a device's gradient (with its residual), all dims but the last as rows
-    P = sum over devices of M Q        [m, r], one reduction for all leaves; then orthonormal columns
-    Q = sum over devices of M^T P      [c, r], the same
-    P Q^T                              stands for the sum of M; a device left out M - P (M^T P)^T
+    M                                [m, c]: a device's gradient, all dims but the last as rows
+    P = sum over devices of M Q      [m, r]: one reduction for all leaves; then made orthonormal
+    Q = sum over devices of M^T P    [c, r]: the same
+    P Q^T                            stands for the sum of M; a device left out M - P (M^T P)^T
 
 That is one step of a power iteration on the sum, which begins where the last one ended: Q is kept.
 Leaves for which r (m + c) is not below m c, vectors among them, travel exactly.
 
-Reference: T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression
-for Distributed Optimization", NeurIPS 2019.
+Reference: T. Vogels, S. P. Karimireddy, M. Jaggi, "PowerSGD: Practical Low-Rank Gradient
+Compression for Distributed Optimization", NeurIPS 2019.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,10 @@ def power_sgd_sync(rank: int = 4, *, algorithm: str = "psum") -> GradSync:
 
     def plan(leaves: Leaves, n: int) -> tuple[Planned, ...]:
         p, q = (
-            [jax.ShapeDtypeStruct((side, rank), x.dtype) for x, side in zip(leaves, of, strict=True)]
+            [
+                jax.ShapeDtypeStruct((side, rank), x.dtype)
+                for x, side in zip(leaves, of, strict=True)
+            ]
             for of in zip(*map(_sides, leaves), strict=True)
         )
         return (*carrier.plan("factors P", p, n), *carrier.plan("factors Q", q, n))

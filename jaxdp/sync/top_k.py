@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxdp.collectives import all_gather, algorithms_for
+from jaxdp.collectives import algorithms_for, all_gather
 from jaxdp.collectives.planning import planned_all_gather
 from jaxdp.errors import UserError
 from jaxdp.plan import Planned
