@@ -88,6 +88,16 @@ def make_sync(config: Config, algorithm: str | None = None) -> GradSync:
     )
 
 
+def what_travels(config: Config) -> str:
+    """The gradients on their way, in words."""
+    sync = config.sync
+    if sync.compression == "top_k":
+        return f"the largest {100 * sync.top_k_fraction:g} %"
+    if sync.compression == "power_sgd":
+        return f"factors of rank {sync.power_sgd_rank}"
+    return sync.wire
+
+
 def assemble(
     config: Config, dataset: Dataset, devices: list[Device], algorithm: str | None = None
 ) -> Job:

@@ -42,6 +42,11 @@ _MAY_CHANGE = (
 )  # fmt: skip
 # but for those that give the synchronisation another state: what it still owes would be lost
 _MAY_NOT_CHANGE = ("sync.compression", "sync.power_sgd_rank")
+_HOW_OFTEN = {
+    None: "one reduction per step",
+    "top_k": "one reduction and two gathers per step",
+    "power_sgd": "three reductions per step",
+}
 
 
 def run_training(
@@ -259,10 +264,10 @@ def _choose_algorithm(config: Config, dataset: Dataset, devices: list[Device]) -
     """The algorithm of the configuration, or what `auto` comes to."""
     cap = config.sync.bucket_bytes
     if config.sync.algorithm != "auto":
-        buckets = "one reduction per step"
+        how = _HOW_OFTEN[config.sync.compression]
         if cap is not None:
-            buckets = f"in buckets of at most {hlo.format_bytes(cap)}"
-        return Choice(config.sync.algorithm, buckets)
+            how = f"in buckets of at most {hlo.format_bytes(cap)}"
+        return Choice(config.sync.algorithm, how)
     nbytes = count_bytes(param_shapes(config, dataset))
     if cap is not None:
         nbytes = min(nbytes, cap)
@@ -289,23 +294,13 @@ def _introduction(
         f"batch  {config.global_batch} = {each} examples x {config.microbatches} microbatch"
         f"{'es' * (config.microbatches > 1)} x {n} device{'s' * (n > 1)}",
         f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of gradients, "
-        f"{_what_travels(config)} on the wire; {choice.reason}",
+        f"{what_travels(config)} on the wire; {choice.reason}",
     ]
     if getattr(config.optimizer, "weight_decay", 0):
         lines += describe_decay(state.params)
     if int(state.step):
         lines.append(f"resumed at step {int(state.step)} of {config.steps}")
     return lines
-
-
-def _what_travels(config: Config) -> str:
-    """The gradients on their way, in words."""
-    sync = config.sync
-    if sync.compression == "top_k":
-        return f"the largest {100 * sync.top_k_fraction:g} %"
-    if sync.compression == "power_sgd":
-        return f"factors of rank {sync.power_sgd_rank}"
-    return sync.wire
 
 
 def _summary(

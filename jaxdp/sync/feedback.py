@@ -80,7 +80,7 @@ def error_feedback(compressor: Compressor, algorithm: str = "psum") -> GradSync:
     def update(sums: Sums, state: PyTree, axis_name: str) -> tuple[Sums, PyTree]:
         alone = lax.axis_size(axis_name) == 1
         lossy, exact, together = _split(compressor, sums)
-        others = [*exact, _flag(lossy)]
+        others = [*exact, _flag(lossy, _dtype(jax.tree.leaves(sums["grads"])))]
         *exact, flag = others if alone else _exact_sums(carrier, others, axis_name)
         weight = together(lossy, exact)["scalars"]["loss"][1]
         residual, structure = jax.tree.flatten(state["residual"])
@@ -165,10 +165,10 @@ def _split(compressor: Compressor, sums: Sums) -> tuple[Leaves, Leaves, Callable
     return lossy, [*exact, *others], together
 
 
-def _flag(leaves: Leaves) -> jax.Array:
+def _flag(leaves: Leaves, dtype: Any) -> jax.Array:
     """0, or NaN if a value is not finite: its sum over devices is 0 only if all are."""
     finite = jnp.asarray([jnp.isfinite(x).all() for x in leaves], bool).all()
-    return jnp.where(finite, 0, jnp.nan).astype(_dtype(leaves))
+    return jnp.where(finite, 0, jnp.nan).astype(dtype)
 
 
 def _exact_sums(carrier: Carrier, leaves: Leaves, axis_name: str) -> list[Any]:

@@ -35,8 +35,8 @@ def top_k_sync(fraction: float = 0.01, *, algorithm: str = "psum") -> GradSync:
     """Sums the largest gradients of every device, with error feedback; all else exactly.
 
     Args:
-      fraction: of the gradients' elements that a device sends in a step, above 0 and at most 1; at
-        least one is sent.
+      fraction: of the gradients' elements that a device sends in a step, above 0 and at most 1; to
+        the nearest whole element, and at least one.
       algorithm: a row of `jaxdp.collectives.ALGORITHMS` that has an all-gather.
 
     Raises:
@@ -81,7 +81,7 @@ def top_k_sync(fraction: float = 0.01, *, algorithm: str = "psum") -> GradSync:
 
 
 def _count(fraction: float, size: int) -> int:
-    return max(1, int(fraction * size))
+    return max(1, round(fraction * size))
 
 
 def _sum_in_order(values: jax.Array, places: jax.Array, size: int) -> jax.Array:
