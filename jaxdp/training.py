@@ -9,7 +9,7 @@ import jax
 
 import jaxdp
 from jaxdp import hlo
-from jaxdp.assemble import Job, assemble, load_data, param_shapes
+from jaxdp.assemble import Job, assemble, load_data, param_shapes, what_travels
 from jaxdp.checkpoints import Checkpoints
 from jaxdp.collectives.tuning import Choice, choose
 from jaxdp.comparison import fastest
