@@ -58,15 +58,10 @@ def power_sgd_sync(rank: int = 4, *, algorithm: str = "psum") -> GradSync:
     ) -> tuple[Leaves, Leaves, PyTree]:
         matrices = [x.reshape(-1, x.shape[-1]) for x in leaves]
         own = [_product(m, q) for m, q in zip(matrices, start, strict=True)]
-        added = carrier.run("factors P", own, axis_name)
-        ps = [orthonormal(p) for p in added]
+        ps = [orthonormal(p) for p in carrier.run("factors P", own, axis_name)]
         own = [_product(m.T, p) for m, p in zip(matrices, ps, strict=True)]
         qs = carrier.run("factors Q", own, axis_name)
-        summed = [
-            # a column that is not finite is no direction, and would be lost
-            jnp.where(jnp.isfinite(a).all(), _product(p, q.T), jnp.nan)
-            for a, p, q in zip(added, ps, qs, strict=True)
-        ]
+        summed = [_product(p, q.T) for p, q in zip(ps, qs, strict=True)]
         left = [m - _product(p, q.T) for m, p, q in zip(matrices, ps, own, strict=True)]
         start = tuple(_units(q, before) for q, before in zip(qs, start, strict=True))
         return _shaped(summed, leaves), _shaped(left, leaves), start

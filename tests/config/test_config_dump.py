@@ -52,6 +52,9 @@ sync:
   bucket_bytes: null
   first_bucket_bytes: null
   wire: float32
+  compression: null
+  top_k_fraction: 0.01
+  power_sgd_rank: 4
 checkpoint:
   every: 0
   keep: 3

@@ -93,6 +93,36 @@ def test_defaults_break_nothing():
             "set sync.algorithm psum, all_to_all or all_gather_sum, or another wire",
         ),
         (
+            {"sync": Sync(top_k_fraction=0.1)},
+            "sync.top_k_fraction: 0.1 has no effect with sync.compression null; "
+            "set sync.compression top_k",
+        ),
+        (
+            {"sync": Sync(compression="top_k", power_sgd_rank=2)},
+            "sync.power_sgd_rank: 2 has no effect with sync.compression top_k; "
+            "set sync.compression power_sgd",
+        ),
+        (
+            {"sync": Sync(compression="top_k", wire="bfloat16")},
+            "sync.compression: top_k cannot be combined with sync.wire bfloat16: what it sends is "
+            "float32, in messages of its own; remove one of them",
+        ),
+        (
+            {"sync": Sync(compression="power_sgd", bucket_bytes=5)},
+            "sync.compression: power_sgd cannot be combined with sync.bucket_bytes 5: what it "
+            "sends is float32, in messages of its own; remove one of them",
+        ),
+        (
+            {"sync": Sync(compression="top_k", algorithm="tree")},
+            "sync.compression: top_k gathers what devices send, which sync.algorithm tree cannot; "
+            "set sync.algorithm psum, ring, bidirectional_ring, hierarchical or all_to_all",
+        ),
+        (
+            {"sync": Sync(compression="power_sgd", algorithm="auto")},
+            "sync.compression: power_sgd cannot be combined with sync.algorithm auto, which "
+            "chooses for whole gradients; name an algorithm",
+        ),
+        (
             {"data": Npz(path="a", heldout_path="b", heldout_fraction=0.2)},
             "data.heldout_fraction: 0.2 has no effect, since data.heldout_path is given; "
             "remove one of them",
@@ -138,6 +168,8 @@ def test_broken_rule(keys, line):
         {"devices": 8, "eval": Eval(batch=8), "microbatches": 2},
         {"sync": Sync(bucket_bytes=5, first_bucket_bytes=5)},
         {"sync": Sync(wire="bfloat16", algorithm="auto")},
+        {"sync": Sync(compression="top_k", top_k_fraction=1, algorithm="ring")},
+        {"sync": Sync(compression="power_sgd", power_sgd_rank=1, algorithm="double_tree")},
     ],
 )
 def test_kept_rules(keys):
