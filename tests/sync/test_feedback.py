@@ -73,7 +73,7 @@ def test_law_3_found_is_planned(compiled, params, batches, few):
 def test_bytes_sent(n, begun, params, batches):
     """Closed forms against the plan, which the test above holds against programs."""
     start, [batch] = params(), batches(1)
-    k = int(0.05 * sum(p.size for p in start.values()))
+    k = round(0.05 * sum(p.size for p in start.values()))
 
     def sent(name):
         step, state = begun(SYNCS[name](), n, start)

@@ -36,7 +36,7 @@ def test_the_largest_are_added_rank_by_rank(algorithm, synced, rng, few):
         update = synced(top_k_sync(fraction, algorithm=algorithm), n)
         blank = update.blank({name: np.zeros(s, np.float32) for name, s in shapes.items()})
         summed, state = update(grads, np.float32(4), blank)
-        total, left = in_numpy(vectors, max(1, int(fraction * size)))
+        total, left = in_numpy(vectors, max(1, round(fraction * size)))
         flat = np.concatenate([leaf.reshape(-1) for leaf in summed.values()])
         np.testing.assert_array_equal(flat, total)
         owed = np.concatenate([e.reshape(n, -1) for e in state["residual"].values()], 1)
