@@ -11,13 +11,21 @@ from jax.sharding import Mesh
 from jaxdp.config import Config
 from jaxdp.data import Dataset, Loader, eval_batches, load_dataset
 from jaxdp.evaluation import EvalStep, evaluate, make_eval_step
+from jaxdp.freeze import freeze
 from jaxdp.losses import classification_loss, language_loss
 from jaxdp.mesh import data_mesh
 from jaxdp.models import build_model
 from jaxdp.optim import build_optimizer, build_schedule
 from jaxdp.state import TrainState
 from jaxdp.steps import TrainStep, make_train_step
-from jaxdp.sync import GradSync, all_reduce_sync, power_sgd_sync, top_k_sync
+from jaxdp.sync import (
+    GradSync,
+    ShardedSync,
+    all_reduce_sync,
+    power_sgd_sync,
+    sharded_sync,
+    top_k_sync,
+)
 from jaxdp.types import Device, LossFn, Model, PyTree
 
 _INIT_FOLD = 2**32 - 1  # training folds in the number of the step, which stays below
@@ -73,9 +81,16 @@ def param_shapes(config: Config, dataset: Dataset) -> PyTree:
     return jax.eval_shape(lambda: make_model(config, dataset).init(jax.random.key(0)))[0]
 
 
-def make_sync(config: Config, algorithm: str | None = None) -> GradSync:
+def check_names(config: Config, dataset: Dataset) -> None:
+    """Raises UserError if `optimizer.freeze` names no parameter; starts no device."""
+    freeze(config.optimizer.freeze)(param_shapes(config, dataset))
+
+
+def make_sync(config: Config, algorithm: str | None = None) -> GradSync | ShardedSync:
     """How a configuration sums over devices, with `algorithm` in place of its own if given."""
     algorithm = algorithm or config.sync.algorithm
+    if config.sync.shard_optimizer:
+        return sharded_sync(algorithm, config.sync.wire)
     if config.sync.compression == "top_k":
         return top_k_sync(config.sync.top_k_fraction, algorithm=algorithm)
     if config.sync.compression == "power_sgd":
@@ -114,7 +129,7 @@ def assemble(
         if dataset.task == "classification"
         else language_loss(model, _BITS.get(dataset.bytes_per_token, "bits_per_token"))
     )
-    optimizer: dict[str, Any] = config.optimizer.model_dump(exclude={"clip_norm"})
+    optimizer: dict[str, Any] = config.optimizer.model_dump(exclude={"clip_norm", "freeze"})
     optimizer["steps"] = config.steps
     rates = {name: optimizer[name] for name in _SCHEDULE}
     dtype = None if config.compute_dtype == "float32" else config.compute_dtype
@@ -129,6 +144,7 @@ def assemble(
         compute_dtype=dtype,
         seed=config.seed,
         learning_rate=build_schedule(**rates),
+        frozen=freeze(config.optimizer.freeze),
     )
     step = make_step()
     eval_step = make_eval_step(loss_fn, mesh, compute_dtype=dtype)

@@ -9,7 +9,14 @@ import jax
 
 import jaxdp
 from jaxdp import hlo
-from jaxdp.assemble import Job, assemble, load_data, param_shapes, what_travels
+from jaxdp.assemble import (
+    Job,
+    assemble,
+    check_names,
+    load_data,
+    param_shapes,
+    what_travels,
+)
 from jaxdp.checkpoints import Checkpoints
 from jaxdp.collectives.tuning import Choice, choose
 from jaxdp.comparison import fastest
@@ -32,8 +39,8 @@ from jaxdp.report.runfolder import (
     write_json,
 )
 from jaxdp.report.runlog import RunLog, check_tensorboard
-from jaxdp.state import TrainState
-from jaxdp.trees import count_bytes, count_elements, digest
+from jaxdp.state import SavedForm, TrainState
+from jaxdp.trees import bytes_per_device, count_bytes, count_elements, digest
 from jaxdp.types import Device, PyTree
 
 # keys that may differ when a run is resumed: they do not change what was learned so far
@@ -76,6 +83,7 @@ def run_training(
     if config.log.tensorboard:
         check_tensorboard()
     dataset = load_data(config)
+    check_names(config, dataset)
     devices = use_devices(config.devices)
     if mistakes := check_devices(config, len(devices)):
         raise UserError(*mistakes)
@@ -85,10 +93,12 @@ def run_training(
     create_run_folder(out)
     # the final save is complete when the context is left, before anything calls the run done
     meta = _Meta(dict(dataset.facts))
-    with Checkpoints(out / "checkpoints", config.checkpoint.keep) as checkpoints:
+    with Checkpoints(
+        out / "checkpoints", config.checkpoint.keep, _form(job, reporter)
+    ) as checkpoints:
         guard = Guard(**config.guard.model_dump(), tell=reporter.line)
         if resuming:
-            state, saved, lines = checkpoints.restore(state, respread=_respread(job, reporter))
+            state, saved, lines = checkpoints.restore(state)
             meta = meta.resumed(saved)
             guard.resume(saved.get("guard", {}))
             for line in lines:
@@ -183,7 +193,7 @@ def _fit(
         checkpoints.wait()
         if not any(at_most is None or step <= at_most for step in checkpoints.steps()):
             return None
-        state, _, lines = checkpoints.restore(like, at_most, _respread(job, reporter))
+        state, _, lines = checkpoints.restore(like, at_most)
         for line in lines:
             reporter.line(f"warning: {line}")
         log.back_to(int(state.step))
@@ -227,17 +237,17 @@ def _fit(
         reporter.close()
 
 
-def _respread(job: Job, reporter: Reporter) -> Callable[[PyTree, int], PyTree] | None:
-    """What the step says of another number of devices, and a line that it was done."""
-    if (rule := job.step.respread) is None:
-        return None
+def _form(job: Job, reporter: Reporter) -> SavedForm:
+    """The step's, with a line where residuals are spread over another number of devices."""
+    if (rule := job.step.form.respread) is None:
+        return job.step.form
 
     def told(saved: PyTree, devices: int) -> PyTree:
         before = len(jax.tree.leaves(saved)[0])
         reporter.line(f"residuals of {before} device(s) spread over {devices}")
         return rule(saved, devices)
 
-    return told
+    return job.step.form._replace(respread=told)
 
 
 def _check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:
@@ -296,6 +306,11 @@ def _introduction(
         f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of gradients, "
         f"{what_travels(config)} on the wire; {choice.reason}",
     ]
+    if config.sync.shard_optimizer:
+        held = hlo.format_bytes(bytes_per_device(state.opt_state))
+        lines.append(f"zero   the optimizer's state is shared out: {held} on each device")
+    if config.optimizer.freeze:
+        lines.append(f"frozen {', '.join(config.optimizer.freeze)}")
     if getattr(config.optimizer, "weight_decay", 0):
         lines += describe_decay(state.params)
     if int(state.step):

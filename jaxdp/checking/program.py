@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from jaxdp.assemble import load_data
+from jaxdp.assemble import check_names, load_data
 from jaxdp.checking.lines import text
 from jaxdp.checking.run import run_check
 from jaxdp.checking.subject import subject_of
@@ -20,6 +20,7 @@ def check_and_tell(config: Config) -> int:
       UserError: the data or the devices do not fit.
     """
     dataset = load_data(config)
+    check_names(config, dataset)
     devices = use_devices(config.devices, cpu_default=_CPU_DEVICES)
     if mistakes := check_devices(config, len(devices)):
         raise UserError(*mistakes)

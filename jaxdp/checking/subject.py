@@ -11,7 +11,7 @@ from jaxdp.config import Config
 from jaxdp.data import Dataset
 from jaxdp.loop import Batches
 from jaxdp.steps import TrainStep
-from jaxdp.sync import GradSync
+from jaxdp.sync import GradSync, ShardedSync
 from jaxdp.types import Device, LossFn, PyTree
 
 _MOST_PER_DEVICE = 4  # examples of a microbatch on a device: more prove no more, and take longer
@@ -36,7 +36,7 @@ class Subject:
     init: Callable[[], tuple[PyTree, PyTree]]
     batches: Batches
     size: int
-    exact_sync: GradSync | None = None
+    exact_sync: GradSync | ShardedSync | None = None
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         """The examples of a step, every one of weight 1."""

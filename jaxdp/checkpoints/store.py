@@ -1,6 +1,5 @@
 """Saving and restoring the train state with Orbax."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +9,12 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxdp.errors import StorageError
-from jaxdp.state import TrainState
+from jaxdp.state import AS_IT_IS, SavedForm, TrainState
 from jaxdp.trees import named_leaves
 from jaxdp.types import PyTree
 
 STATE, META = "state", "meta"
 Leaves = dict[str, tuple[tuple[int, ...], Any]]  # path -> shape, dtype
-Respread = Callable[[PyTree, int], PyTree]
 
 
 class Checkpoints:
@@ -25,13 +23,13 @@ class Checkpoints:
     Use as a context manager: leaving it waits until the last save is complete.
     """
 
-    def __init__(self, folder: Path, keep: int = 3):
-        """Opens or creates `folder`; the newest `keep` steps are kept.
+    def __init__(self, folder: Path, keep: int = 3, form: SavedForm = AS_IT_IS):
+        """Opens or creates `folder`; the newest `keep` steps are kept, in the step's `form`.
 
         Raises:
           StorageError: the folder cannot be created.
         """
-        self.folder = folder.absolute()
+        self.folder, self._form = folder.absolute(), form
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
         )
@@ -66,7 +64,7 @@ class Checkpoints:
         if step in self._manager.all_steps():
             return  # resumed there and stopped before the next step
         # a copy, since Orbax may read CPU buffers in place while the next step reuses them
-        copy = _copy(state._asdict())
+        copy = _copied(self._form.saved(state)._asdict())
         args = {STATE: ocp.args.StandardSave(copy), META: ocp.args.JsonSave(meta or {})}
         try:
             started = self._manager.save(step, args=ocp.args.Composite(**args))
@@ -87,7 +85,7 @@ class Checkpoints:
             raise StorageError(f"{self.folder}: saving failed: {error}") from error
 
     def restore(
-        self, like: TrainState, at_most: int | None = None, respread: Respread | None = None
+        self, like: TrainState, at_most: int | None = None
     ) -> tuple[TrainState, dict[str, Any], list[str]]:
         """The newest state that can be read.
 
@@ -98,8 +96,6 @@ class Checkpoints:
           like: a state of the shapes, dtypes and shardings wanted.
           at_most: the newest step that will do; later ones are moved to `abandoned/`, so that the
             run can save those steps again.
-          respread: (sync_state as another number of devices saved it, in host memory; devices now)
-            -> sync_state; without it, only the same number will do.
 
         Returns:
           (state, its meta, a line for each step that was moved aside).
@@ -111,7 +107,7 @@ class Checkpoints:
         abandoned = [step for step in self.steps() if at_most is not None and step > at_most]
         for step in reversed([step for step in self.steps() if step not in abandoned]):
             try:
-                state, meta = self._restore_step(step, like, respread)
+                state, meta = self._restore_step(step, like)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
                 damaged[step] = f"checkpoint {step} cannot be read ({reason})"
@@ -122,13 +118,11 @@ class Checkpoints:
                 return state, meta, lines
         raise StorageError(*damaged.values(), f"{self.folder}: no checkpoint that can be read")
 
-    def _restore_step(
-        self, step: int, like: TrainState, respread: Respread | None
-    ) -> tuple[TrainState, dict[str, Any]]:
-        saved = _saved_leaves(self._manager, step)
-        slots = _other_slots(saved, like) if respread else None
+    def _restore_step(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
+        saved, kept = _saved_leaves(self._manager, step), self._form.like(like)
+        slots = _other_slots(saved, like) if self._form.respread else None
         target = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like._asdict()
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), kept._asdict()
         )
         if slots is not None:  # NumPy: as it was saved, whatever the devices are now
             target["sync_state"] = jax.tree.map(
@@ -137,17 +131,12 @@ class Checkpoints:
         _check_leaves(step, saved, target)
         args = {STATE: ocp.args.StandardRestore(target), META: ocp.args.JsonRestore()}
         restored = self._manager.restore(step, args=ocp.args.Composite(**args))
-        state = TrainState(**restored[STATE])
-        if slots is not None and respread is not None:
-            now = len(jax.tree.leaves(like.sync_state)[0])
-            state = state._replace(
-                sync_state=jax.tree.map(
-                    lambda x, old: jax.device_put(x, old.sharding),
-                    respread(state.sync_state, now),
-                    like.sync_state,
-                )
-            )
-        return state, restored[META]
+        found = TrainState(**restored[STATE])
+        if slots is not None and (rule := self._form.respread):
+            devices = len(jax.tree.leaves(like.sync_state)[0])
+            slots = rule(found.sync_state, devices)
+            found = found._replace(sync_state=jax.tree.map(_placed_as, slots, like.sync_state))
+        return self._form.restored(found, like), restored[META]
 
     def _move_aside(self, step: int, where: str = "damaged") -> str:
         target = self.folder.parent / where / str(step)
@@ -179,6 +168,10 @@ def _other_slots(saved: Leaves, like: TrainState) -> int | None:
     return None
 
 
+def _placed_as(x: Any, like: jax.Array) -> jax.Array:
+    return jax.device_put(x, like.sharding)
+
+
 def _check_leaves(step: int, saved: Leaves, target: dict[str, Any]) -> None:
     """Orbax casts and reshapes without a word: compare what is saved with what is wanted first."""
     wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(target)}
@@ -196,4 +189,17 @@ def _describe(leaf: tuple[tuple[int, ...], Any] | None) -> str:
     return "absent" if leaf is None else f"{leaf[1]}{list(leaf[0])}"
 
 
-_copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+_copy = jax.jit(lambda arrays: [jnp.copy(x) for x in arrays])
+
+
+def _copied(tree: PyTree) -> PyTree:
+    """The tree with its device arrays copied, in one program; what is on the host is left there."""
+    leaves, structure = jax.tree.flatten(tree)
+    on_device = [isinstance(leaf, jax.Array) for leaf in leaves]
+    copies = iter(
+        _copy([leaf for leaf, is_there in zip(leaves, on_device, strict=True) if is_there])
+    )
+    return jax.tree.unflatten(
+        structure,
+        [next(copies) if there else leaf for leaf, there in zip(leaves, on_device, strict=True)],
+    )

@@ -19,6 +19,7 @@ Fraction = Annotated[float, Gt(0), Le(1)]
 Text = Annotated[str, MinLen(1)]
 # A tuple, since a frozen model should be frozen all the way; strict would refuse YAML's lists.
 Counts = Annotated[tuple[Count, ...], Field(strict=False)]
+Names = Annotated[tuple[Text, ...], Field(strict=False)]
 SomeCounts = Annotated[tuple[Count, ...], MinLen(1), Field(strict=False)]
 
 # A marker too: `words` looks for it to say what is expected.
@@ -201,6 +202,9 @@ class _Optimizer(Section):
     )
     clip_norm: Positive | None = Field(
         default=None, description="largest global norm of the reduced gradient; null does not clip"
+    )
+    freeze: Names = Field(
+        default=(), description="names of parameters that are not trained; * stands for anything"
     )
 
 

@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from jaxdp.config.keys import SECTIONS, flatten
-from jaxdp.config.schema import GATHER_ALGORITHMS, INT8_ALGORITHMS, Config, Guard, Sync
+from jaxdp.config.schema import (
+    GATHER_ALGORITHMS,
+    HALVED_ALGORITHMS,
+    INT8_ALGORITHMS,
+    Config,
+    Guard,
+    Sync,
+)
 from jaxdp.config.words import bare, either
 from jaxdp.sizes import parse_bytes
 
@@ -152,9 +159,16 @@ def _option_of(owner: str, name: str, value: float, compression: str | None) -> 
 
 
 def _compression_is_alone(
-    compression: str | None, wire: str, bucket_bytes: int | str | None
+    compression: str | None, wire: str, bucket_bytes: int | str | None, shard_optimizer: bool
 ) -> str | None:
-    if compression is None or (wire == "float32" and bucket_bytes is None):
+    if compression is None:
+        return None
+    if shard_optimizer:
+        return (
+            f"{compression} cannot be combined with sync.shard_optimizer, whose devices sum only "
+            "their shares; remove one of them"
+        )
+    if wire == "float32" and bucket_bytes is None:
         return None
     other = f"sync.wire {wire}" if wire != "float32" else f"sync.bucket_bytes {bucket_bytes}"
     return (
@@ -175,6 +189,27 @@ def _compression_is_carried(compression: str | None, algorithm: str) -> str | No
             "gradients; name an algorithm"
         )
     return None
+
+
+def _has_halves(algorithm: str, shard_optimizer: bool) -> str | None:
+    if not shard_optimizer or algorithm in HALVED_ALGORITHMS:
+        return None
+    return (
+        f"{algorithm} has no reduce-scatter, which sync.shard_optimizer needs; "
+        f"expected {either(HALVED_ALGORITHMS)}"
+    )
+
+
+def _one_message(shard_optimizer: bool, bucket_bytes: int | str | None) -> str | None:
+    if not shard_optimizer or bucket_bytes is None:
+        return None
+    return f"true sends all gradients at once: remove sync.bucket_bytes = {bucket_bytes}"
+
+
+def _is_elementwise(shard_optimizer: bool, kind: str) -> str | None:
+    if not shard_optimizer or kind != "adafactor":
+        return None
+    return "true needs an optimizer that works element by element, and adafactor does not"
 
 
 def _has_checkpoints(policy: str, every: int) -> str | None:
@@ -215,8 +250,14 @@ RULES = (
     Rule(("sync.wire", "sync.algorithm"), _wire_is_carried),
     Rule(("sync.top_k_fraction", "sync.compression"), _fraction_is_sent),
     Rule(("sync.power_sgd_rank", "sync.compression"), _rank_is_sent),
-    Rule(("sync.compression", "sync.wire", "sync.bucket_bytes"), _compression_is_alone),
+    Rule(
+        ("sync.compression", "sync.wire", "sync.bucket_bytes", "sync.shard_optimizer"),
+        _compression_is_alone,
+    ),
     Rule(("sync.compression", "sync.algorithm"), _compression_is_carried),
+    Rule(("sync.algorithm", "sync.shard_optimizer"), _has_halves),
+    Rule(("sync.shard_optimizer", "sync.bucket_bytes"), _one_message),
+    Rule(("sync.shard_optimizer", "optimizer.kind"), _is_elementwise),
     Rule(("guard.divergence", "checkpoint.every"), _has_checkpoints),
     Rule(("guard.nonfinite", "checkpoint.every"), _has_checkpoints),
     Rule(("guard.divergence", "guard.every"), _compares),

@@ -45,7 +45,11 @@ Algorithm = Literal[
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 # Those that add nothing before it is decoded.
 INT8_ALGORITHMS = ("psum", "all_to_all", "all_gather_sum")
-# Those that have an all-gather, for any number of devices.
+# Those with a reduce-scatter and an all-gather.
+HALVED_ALGORITHMS = (
+    "psum", "ring", "bidirectional_ring", "halving_doubling", "hierarchical", "all_to_all",
+)  # fmt: skip
+# Those with an all-gather for any number of devices.
 GATHER_ALGORITHMS = ("psum", "ring", "bidirectional_ring", "hierarchical", "all_to_all")
 
 
@@ -74,6 +78,10 @@ class Sync(Section):
     wire: Literal["float32", "bfloat16", "float16", "int8"] = Field(
         default="float32",
         description="type of the gradients while they travel; loss sums and weights stay float32",
+    )
+    shard_optimizer: bool = Field(
+        default=False,
+        description="each device keeps and updates its share of the optimizer's state (ZeRO-1)",
     )
     compression: Literal["top_k", "power_sgd"] | None = Field(
         default=None,

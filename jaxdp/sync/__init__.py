@@ -3,15 +3,18 @@
 from jaxdp.sync.all_reduce import all_reduce_sync
 from jaxdp.sync.buckets import Bucket, plan_buckets
 from jaxdp.sync.power_sgd import power_sgd_sync
+from jaxdp.sync.sharded import ShardedSync, sharded_sync
 from jaxdp.sync.top_k import top_k_sync
 from jaxdp.sync.types import GradSync, Sums
 
 __all__ = [
     "Bucket",
     "GradSync",
+    "ShardedSync",
     "Sums",
     "all_reduce_sync",
     "plan_buckets",
     "power_sgd_sync",
+    "sharded_sync",
     "top_k_sync",
 ]
