@@ -17,7 +17,7 @@ from jaxdp.mesh import data_mesh
 from jaxdp.models import build_model
 from jaxdp.optim import build_optimizer, build_schedule
 from jaxdp.state import TrainState
-from jaxdp.steps import TrainStep, make_train_step
+from jaxdp.steps import TrainStep, make_local_sgd_step, make_train_step, outer_sgd
 from jaxdp.sync import (
     GradSync,
     ShardedSync,
@@ -42,7 +42,7 @@ class Job:
       dataset, loader: what is trained on, and in which order.
       loss_fn: of the model, for training (with keys) and evaluation (without).
       step, eval_step: compiled when first called.
-      make_step: `make_train_step` with this run's arguments, of which any can be replaced.
+      make_step: this run's step builder with its arguments, of which any can be replaced.
       init: makes the state before step 0.
       evaluate: state -> means over the held-out examples.
     """
@@ -113,6 +113,16 @@ def what_travels(config: Config) -> str:
     return sync.wire
 
 
+def _step_builder(config: Config) -> Callable[..., TrainStep]:
+    if config.sync.local_steps is None:
+        return make_train_step
+    return partial(
+        make_local_sgd_step,
+        local_steps=config.sync.local_steps,
+        outer_optimizer=outer_sgd(config.sync.outer_learning_rate, config.sync.outer_momentum),
+    )
+
+
 def assemble(
     config: Config, dataset: Dataset, devices: list[Device], algorithm: str | None = None
 ) -> Job:
@@ -134,7 +144,7 @@ def assemble(
     rates = {name: optimizer[name] for name in _SCHEDULE}
     dtype = None if config.compute_dtype == "float32" else config.compute_dtype
     make_step = partial(
-        make_train_step,
+        _step_builder(config),
         loss_fn=loss_fn,
         optimizer=build_optimizer(**optimizer),
         sync=make_sync(config, algorithm),

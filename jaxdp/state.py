@@ -39,7 +39,8 @@ class SavedForm(NamedTuple):
       saved: state -> what is saved of it.
       like: state, or its shapes -> the saved one's shapes, dtypes and placement.
       restored: (what was saved, a state of the placement wanted) -> state.
-      respread: `GradSync.respread`: where sync_state was saved by another number of devices.
+      respread: (sync_state as another number of devices saved it, in host memory; devices now) ->
+        sync_state, leaves `[devices, ...]`; None: only the same number will do.
     """
 
     saved: Callable[[TrainState], TrainState]

@@ -20,7 +20,7 @@ from jaxdp.assemble import (
 from jaxdp.checkpoints import Checkpoints
 from jaxdp.collectives.tuning import Choice, choose
 from jaxdp.comparison import fastest
-from jaxdp.config import Config, check_devices, diff, load_config, to_yaml
+from jaxdp.config import Config, check_devices, describe_batch, diff, load_config, to_yaml
 from jaxdp.data import Dataset
 from jaxdp.errors import NumericsError, StorageError, UserError
 from jaxdp.guard import Guard
@@ -47,8 +47,10 @@ from jaxdp.types import Device, PyTree
 _MAY_CHANGE = (
     "steps", "devices", "out", "resume", "sync.", "checkpoint.", "eval.", "log.", "guard.",
 )  # fmt: skip
-# but for those that give the synchronisation another state: what it still owes would be lost
-_MAY_NOT_CHANGE = ("sync.compression", "sync.power_sgd_rank")
+# of these sections, what does change it, or would lose what a compression still owes
+_AND_YET_STAY = (
+    "sync.local_steps", "sync.outer_", "sync.compression", "sync.power_sgd_rank",
+)  # fmt: skip
 _HOW_OFTEN = {
     None: "one reduction per step",
     "top_k": "one reduction and two gathers per step",
@@ -94,7 +96,7 @@ def run_training(
     # the final save is complete when the context is left, before anything calls the run done
     meta = _Meta(dict(dataset.facts))
     with Checkpoints(
-        out / "checkpoints", config.checkpoint.keep, _form(job, reporter)
+        out / "checkpoints", config.checkpoint.keep, _form(config, job, reporter)
     ) as checkpoints:
         guard = Guard(**config.guard.model_dump(), tell=reporter.line)
         if resuming:
@@ -237,14 +239,15 @@ def _fit(
         reporter.close()
 
 
-def _form(job: Job, reporter: Reporter) -> SavedForm:
-    """The step's, with a line where residuals are spread over another number of devices."""
+def _form(config: Config, job: Job, reporter: Reporter) -> SavedForm:
+    """The step's, with a line where what devices keep apart is spread over another number."""
     if (rule := job.step.form.respread) is None:
         return job.step.form
+    what = "residuals" if config.sync.local_steps is None else "inner optimizers"
 
     def told(saved: PyTree, devices: int) -> PyTree:
         before = len(jax.tree.leaves(saved)[0])
-        reporter.line(f"residuals of {before} device(s) spread over {devices}")
+        reporter.line(f"{what} of {before} devices spread over {devices}")
         return rule(saved, devices)
 
     return job.step.form._replace(respread=told)
@@ -255,7 +258,9 @@ def _check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:
     before = load_config(str(out / "config.yaml"))
     changed = diff(before, config)
     refused = {
-        k: v for k, v in changed.items() if not k.startswith(_MAY_CHANGE) or k in _MAY_NOT_CHANGE
+        key: values
+        for key, values in changed.items()
+        if not key.startswith(_MAY_CHANGE) or key.startswith(_AND_YET_STAY)
     }
     if refused:
         raise UserError(
@@ -289,11 +294,12 @@ def _choose_algorithm(config: Config, dataset: Dataset, devices: list[Device]) -
 def _introduction(
     config: Config, job: Job, state: TrainState, devices: list[Device], choice: Choice
 ) -> list[str]:
-    n, each = len(devices), config.global_batch // (len(devices) * config.microbatches)
+    n = len(devices)
     kind = devices[0].device_kind if devices[0].platform != "cpu" else "CPU"
     emulated = n > 1 and kind == "CPU"
     where = f"{n} emulated {kind} devices in one process: shared memory, not a network"
     dataset: Dataset = job.dataset
+    what = "gradients" if config.sync.local_steps is None else "changes made by local steps"
     lines = [
         f"jaxdp {jaxdp.__version__}, jax {jax.__version__}, "
         + (where if emulated else f"{n} {kind} device{'s' * (n > 1)}"),
@@ -301,9 +307,8 @@ def _introduction(
         f"{len(dataset.heldout):,} held out",
         f"model  {config.model.kind}: {count_elements(state.params):,} parameters, "
         f"{hlo.format_bytes(count_bytes(state.params))}, compute in {config.compute_dtype}",
-        f"batch  {config.global_batch} = {each} examples x {config.microbatches} microbatch"
-        f"{'es' * (config.microbatches > 1)} x {n} device{'s' * (n > 1)}",
-        f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of gradients, "
+        f"batch  {describe_batch(config, n)}",
+        f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of {what}, "
         f"{what_travels(config)} on the wire; {choice.reason}",
     ]
     if config.sync.shard_optimizer:

@@ -27,16 +27,20 @@ def check_and_tell(config: Config) -> int:
     if len(devices) < 2:
         raise UserError("devices: 1; expected at least 2, to be held against one: --devices 4")
     subject = subject_of(config, dataset, devices)
+    local_steps = config.sync.local_steps
     emulated = "emulated " if devices[0].platform == "cpu" else ""
     print(
         f"{config.model.kind} on {dataset.name}: {len(devices)} {emulated}devices against 1; "
         f"{subject.size} of {config.global_batch} examples a step, "
         f"{config.microbatches} microbatch{'es' * (config.microbatches > 1)}, "
-        f"sync {config.sync.algorithm}",
+        + (f"{local_steps} local steps, " if local_steps is not None else "")
+        + f"sync {config.sync.algorithm}",
         flush=True,
     )
     lines = run_check(subject, devices, lambda line: print(text(line), flush=True))
     count = Counter(line.verdict for line in lines)
-    same = "the same training" if not count["fail"] else "NOT the same training"
+    same = "the same training" if subject.other_algorithm is None else "the training it is to be"
+    if count["fail"]:
+        same = "NOT " + same
     print(f"{same}: {count['pass']} passed, {count['fail']} failed, {count['n/a']} not applicable")
     return Exit.FAULT_FOUND if count["fail"] else Exit.DONE

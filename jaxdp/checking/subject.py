@@ -16,6 +16,8 @@ from jaxdp.types import Device, LossFn, PyTree
 
 _MOST_PER_DEVICE = 4  # examples of a microbatch on a device: more prove no more, and take longer
 
+_LOCAL_SGD = "local SGD is another algorithm, judged by its loss"
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -29,6 +31,7 @@ class Subject:
       size: examples per step.
       exact_sync: where the training's synchronisation loses by choice (a wire, a compression), the
         same without loss: equality is asked of it.  None: it loses nothing.
+      other_algorithm: why one device does not have to train as many do; None: it has to.
     """
 
     loss_fn: LossFn
@@ -37,6 +40,7 @@ class Subject:
     batches: Batches
     size: int
     exact_sync: GradSync | ShardedSync | None = None
+    other_algorithm: str | None = None
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         """The examples of a step, every one of weight 1."""
@@ -57,7 +61,8 @@ def subject_of(config: Config, dataset: Dataset, devices: list[Device]) -> Subje
     """The subject of a configuration on `devices`."""
     job: Job = assemble(config, dataset, devices)
     lossless = _lossless(config)
-    parts = config.microbatches * len(devices)
+    local_steps = config.sync.local_steps
+    parts = config.microbatches * len(devices) * (local_steps or 1)
 
     def init() -> tuple[PyTree, PyTree]:
         state = job.init()
@@ -70,6 +75,7 @@ def subject_of(config: Config, dataset: Dataset, devices: list[Device]) -> Subje
         batches=job.loader,
         size=min(config.global_batch, parts * _MOST_PER_DEVICE),
         exact_sync=make_sync(lossless) if lossless != config else None,
+        other_algorithm=None if local_steps is None else _LOCAL_SGD,
     )
 
 

@@ -120,19 +120,19 @@ class Checkpoints:
 
     def _restore_step(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
         saved, kept = _saved_leaves(self._manager, step), self._form.like(like)
-        slots = _other_slots(saved, like) if self._form.respread else None
+        before = _other_slots(saved, like) if self._form.respread else None
         target = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), kept._asdict()
         )
-        if slots is not None:  # NumPy: as it was saved, whatever the devices are now
+        if before is not None:  # NumPy: as it was saved, whatever the devices are now
             target["sync_state"] = jax.tree.map(
-                lambda x: np.empty((slots, *x.shape[1:]), x.dtype), like.sync_state
+                lambda x: np.empty((before, *x.shape[1:]), x.dtype), like.sync_state
             )
         _check_leaves(step, saved, target)
         args = {STATE: ocp.args.StandardRestore(target), META: ocp.args.JsonRestore()}
         restored = self._manager.restore(step, args=ocp.args.Composite(**args))
         found = TrainState(**restored[STATE])
-        if slots is not None and (rule := self._form.respread):
+        if before is not None and (rule := self._form.respread):
             devices = len(jax.tree.leaves(like.sync_state)[0])
             slots = rule(found.sync_state, devices)
             found = found._replace(sync_state=jax.tree.map(_placed_as, slots, like.sync_state))

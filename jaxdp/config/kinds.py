@@ -88,6 +88,11 @@ class Gpt(Section):
         default="rotary",
         description="how positions are told; rotary needs width / heads to be even",
     )
+    remat: bool = Field(
+        default=False,
+        description="keep only the blocks' inputs for the backward pass and compute the rest "
+        "again: less memory, more time",
+    )
 
 
 class Digits(Section):

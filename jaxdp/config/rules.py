@@ -4,19 +4,20 @@ A rule names the keys that it reads, so that it can be run, and reported, beside
 it is skipped only if one of its own keys is faulty or does not exist for the chosen kinds.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from jaxdp.config.keys import SECTIONS, flatten
-from jaxdp.config.schema import (
-    GATHER_ALGORITHMS,
-    HALVED_ALGORITHMS,
-    INT8_ALGORITHMS,
-    Config,
-    Guard,
-    Sync,
+from jaxdp.config.compression_rules import (
+    fraction_is_sent,
+    has_gradients,
+    is_carried,
+    rank_is_sent,
+    replaces_wire_and_buckets,
 )
-from jaxdp.config.words import bare, either
+from jaxdp.config.keys import SECTIONS, flatten
+from jaxdp.config.schema import HALVED_ALGORITHMS, INT8_ALGORITHMS, Config, Guard, Sync
+from jaxdp.config.words import either
 from jaxdp.sizes import parse_bytes
 
 
@@ -39,16 +40,22 @@ def _nearest(value: int, divisor: int) -> str:
 
 
 def _batch_splits(
-    global_batch: int, microbatches: int, devices: int | Literal["auto"]
+    global_batch: int,
+    microbatches: int,
+    devices: int | Literal["auto"],
+    local_steps: int | None,
 ) -> str | None:
-    if devices == "auto":  # whatever their number will be, microbatches has to divide
-        parts, product = microbatches, f"microbatches = {microbatches}"
-    else:
-        parts = microbatches * devices
-        product = f"microbatches x devices = {microbatches} x {devices} = {parts}"
+    factors = {"microbatches": microbatches}
+    if devices != "auto":  # whatever their number will be, the others have to divide
+        factors["devices"] = devices
+    if local_steps is not None:
+        factors["sync.local_steps"] = local_steps
+    parts = math.prod(factors.values())
     if global_batch % parts == 0:
         return None
-    return f"{global_batch} is not divisible by {product}; {_nearest(global_batch, parts)}"
+    product = [" x ".join(factors), " x ".join(map(str, factors.values())), str(parts)]
+    equation = " = ".join(dict.fromkeys(product))  # one factor is the product
+    return f"{global_batch} is not divisible by {equation}; {_nearest(global_batch, parts)}"
 
 
 def _eval_batch_splits(batch: int | None, devices: int | Literal["auto"]) -> str | None:
@@ -140,55 +147,34 @@ def _wire_is_carried(wire: str, algorithm: str) -> str | None:
     )
 
 
-def _fraction_is_sent(fraction: float, compression: str | None) -> str | None:
-    return _option_of("top_k", "top_k_fraction", fraction, compression)
+def _outer_is_used(path: str) -> Callable[[float, int | None], str | None]:
+    default = Sync.model_fields[path].default
+
+    def check(value: float, local_steps: int | None) -> str | None:
+        # The default is let through: a resolved configuration writes out every key.
+        if value == default or local_steps is not None:
+            return None
+        return f"{value} has no effect without sync.local_steps; set both, or none"
+
+    return check
 
 
-def _rank_is_sent(rank: int, compression: str | None) -> str | None:
-    return _option_of("power_sgd", "power_sgd_rank", rank, compression)
-
-
-def _option_of(owner: str, name: str, value: float, compression: str | None) -> str | None:
-    # The default is let through: a resolved configuration writes out every key.
-    if compression == owner or value == Sync.model_fields[name].default:
+def _normalises_apart(batch_norm: str, local_steps: int | None) -> str | None:
+    if local_steps is None or batch_norm == "local":
         return None
     return (
-        f"{value} has no effect with sync.compression {bare(compression)}; "
-        f"set sync.compression {owner}"
+        f"{batch_norm} sums over devices, which have parameters of their own during "
+        "sync.local_steps; set model.batch_norm local"
     )
 
 
-def _compression_is_alone(
-    compression: str | None, wire: str, bucket_bytes: int | str | None, shard_optimizer: bool
-) -> str | None:
-    if compression is None:
+def _shards_no_inner_state(local_steps: int | None, shard_optimizer: bool) -> str | None:
+    if local_steps is None or not shard_optimizer:
         return None
-    if shard_optimizer:
-        return (
-            f"{compression} cannot be combined with sync.shard_optimizer, whose devices sum only "
-            "their shares; remove one of them"
-        )
-    if wire == "float32" and bucket_bytes is None:
-        return None
-    other = f"sync.wire {wire}" if wire != "float32" else f"sync.bucket_bytes {bucket_bytes}"
     return (
-        f"{compression} cannot be combined with {other}: what it sends is float32, in messages "
-        "of its own; remove one of them"
+        f"{local_steps} gives each device an optimizer of its own, which has no shares: remove "
+        "sync.shard_optimizer"
     )
-
-
-def _compression_is_carried(compression: str | None, algorithm: str) -> str | None:
-    if compression == "top_k" and algorithm not in GATHER_ALGORITHMS:
-        return (
-            f"top_k gathers what devices send, which sync.algorithm {algorithm} cannot; "
-            f"set sync.algorithm {either(GATHER_ALGORITHMS)}"
-        )
-    if compression is not None and algorithm == "auto":
-        return (
-            f"{compression} cannot be combined with sync.algorithm auto, which chooses for whole "
-            "gradients; name an algorithm"
-        )
-    return None
 
 
 def _has_halves(algorithm: str, shard_optimizer: bool) -> str | None:
@@ -232,7 +218,7 @@ def _limit_is_used(limit: int, nonfinite: str) -> str | None:
 
 
 DEVICE_RULES = (
-    Rule(("global_batch", "microbatches", "devices"), _batch_splits),
+    Rule(("global_batch", "microbatches", "devices", "sync.local_steps"), _batch_splits),
     Rule(("eval.batch", "devices"), _eval_batch_splits),
 )
 RULES = (
@@ -248,13 +234,15 @@ RULES = (
     Rule(("sync.tune_file", "sync.tune"), _file_is_read),
     Rule(("sync.first_bucket_bytes", "sync.bucket_bytes"), _first_bucket_fits),
     Rule(("sync.wire", "sync.algorithm"), _wire_is_carried),
-    Rule(("sync.top_k_fraction", "sync.compression"), _fraction_is_sent),
-    Rule(("sync.power_sgd_rank", "sync.compression"), _rank_is_sent),
-    Rule(
-        ("sync.compression", "sync.wire", "sync.bucket_bytes", "sync.shard_optimizer"),
-        _compression_is_alone,
-    ),
-    Rule(("sync.compression", "sync.algorithm"), _compression_is_carried),
+    Rule(("sync.top_k_fraction", "sync.compression"), fraction_is_sent),
+    Rule(("sync.power_sgd_rank", "sync.compression"), rank_is_sent),
+    Rule(("sync.compression", "sync.wire", "sync.bucket_bytes"), replaces_wire_and_buckets),
+    Rule(("sync.compression", "sync.shard_optimizer", "sync.local_steps"), has_gradients),
+    Rule(("sync.compression", "sync.algorithm"), is_carried),
+    Rule(("sync.outer_learning_rate", "sync.local_steps"), _outer_is_used("outer_learning_rate")),
+    Rule(("sync.outer_momentum", "sync.local_steps"), _outer_is_used("outer_momentum")),
+    Rule(("sync.local_steps", "sync.shard_optimizer"), _shards_no_inner_state),
+    Rule(("model.batch_norm", "sync.local_steps"), _normalises_apart),
     Rule(("sync.algorithm", "sync.shard_optimizer"), _has_halves),
     Rule(("sync.shard_optimizer", "sync.bucket_bytes"), _one_message),
     Rule(("sync.shard_optimizer", "optimizer.kind"), _is_elementwise),

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from jaxdp.config.kinds import (
     Adam,
+    BelowOne,
     Bytes,
     Count,
     CountOrZero,
@@ -20,6 +21,7 @@ from jaxdp.config.kinds import (
     Mlp,
     Model,
     Optimizer,
+    Positive,
     Section,
     Text,
 )
@@ -97,6 +99,19 @@ class Sync(Section):
         default=4,
         description="rank of the factors; a leaf whose factors are not smaller travels whole",
     )
+    local_steps: Count | None = Field(
+        default=None,
+        description="local SGD: optimizer steps that each device makes by itself in one step of "
+        "the run, before the devices average; null: gradients are summed in every step",
+    )
+    outer_learning_rate: Positive = Field(
+        default=1.0,
+        description="with sync.local_steps: how far to go to the devices' average; DiLoCo: 0.7",
+    )
+    outer_momentum: BelowOne = Field(
+        default=0.0,
+        description="with sync.local_steps: Nesterov momentum of these averages; DiLoCo: 0.9",
+    )
 
 
 class Checkpoint(Section):
@@ -163,7 +178,7 @@ class Config(Section):
     global_batch: Count = Field(
         default=96,
         description="examples per optimizer step over all devices; "
-        "divisible by microbatches x devices",
+        "divisible by microbatches x devices, and these x sync.local_steps",
     )
     microbatches: Count = Field(
         default=1,
