@@ -27,9 +27,11 @@ _HOMES = {
     "make_train_step": "jaxdp.steps",
     "on_mesh": "jaxdp.mesh",
     "plan_buckets": "jaxdp.sync",
+    "power_sgd_sync": "jaxdp.sync",
     "reduce_scatter": "jaxdp.collectives",
     "run_compare": "jaxdp.comparison",
     "run_training": "jaxdp.training",
+    "top_k_sync": "jaxdp.sync",
 }
 
 __all__ = [
@@ -50,9 +52,11 @@ __all__ = [
     "make_train_step",
     "on_mesh",
     "plan_buckets",
+    "power_sgd_sync",
     "reduce_scatter",
     "run_compare",
     "run_training",
+    "top_k_sync",
 ]
 
 if TYPE_CHECKING:
@@ -64,7 +68,13 @@ if TYPE_CHECKING:
     from jaxdp.mesh import data_mesh, emulate, on_mesh
     from jaxdp.state import TrainState
     from jaxdp.steps import make_local_sgd_step, make_train_step
-    from jaxdp.sync import GradSync, all_reduce_sync, plan_buckets
+    from jaxdp.sync import (
+        GradSync,
+        all_reduce_sync,
+        plan_buckets,
+        power_sgd_sync,
+        top_k_sync,
+    )
     from jaxdp.training import run_training
     from jaxdp.types import LossOut
 

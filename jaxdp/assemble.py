@@ -18,7 +18,14 @@ from jaxdp.models import build_model
 from jaxdp.optim import build_optimizer, build_schedule
 from jaxdp.state import TrainState
 from jaxdp.steps import TrainStep, make_local_sgd_step, make_train_step, outer_sgd
-from jaxdp.sync import GradSync, ShardedSync, all_reduce_sync, sharded_sync
+from jaxdp.sync import (
+    GradSync,
+    ShardedSync,
+    all_reduce_sync,
+    power_sgd_sync,
+    sharded_sync,
+    top_k_sync,
+)
 from jaxdp.types import Device, LossFn, Model, PyTree
 
 _INIT_FOLD = 2**32 - 1  # training folds in the number of the step, which stays below
@@ -81,14 +88,29 @@ def check_names(config: Config, dataset: Dataset) -> None:
 
 def make_sync(config: Config, algorithm: str | None = None) -> GradSync | ShardedSync:
     """How a configuration sums over devices, with `algorithm` in place of its own if given."""
+    algorithm = algorithm or config.sync.algorithm
     if config.sync.shard_optimizer:
-        return sharded_sync(algorithm or config.sync.algorithm, config.sync.wire)
+        return sharded_sync(algorithm, config.sync.wire)
+    if config.sync.compression == "top_k":
+        return top_k_sync(config.sync.top_k_fraction, algorithm=algorithm)
+    if config.sync.compression == "power_sgd":
+        return power_sgd_sync(config.sync.power_sgd_rank, algorithm=algorithm)
     return all_reduce_sync(
-        algorithm or config.sync.algorithm,
+        algorithm,
         bucket_bytes=config.sync.bucket_bytes,
         first_bucket_bytes=config.sync.first_bucket_bytes,
         wire=config.sync.wire,
     )
+
+
+def what_travels(config: Config) -> str:
+    """The gradients on their way, in words."""
+    sync = config.sync
+    if sync.compression == "top_k":
+        return f"the largest {100 * sync.top_k_fraction:g} %"
+    if sync.compression == "power_sgd":
+        return f"factors of rank {sync.power_sgd_rank}"
+    return sync.wire
 
 
 def _step_builder(config: Config) -> Callable[..., TrainStep]:

@@ -9,6 +9,12 @@ from jaxdp.hlo import format_bytes
 from jaxdp.trees import count_bytes
 from jaxdp.types import Device
 
+_HOW_OFTEN = {
+    None: "one reduction per step",
+    "top_k": "one reduction and two gathers per step",
+    "power_sgd": "three reductions per step",
+}
+
 
 def choose_algorithm(config: Config, dataset: Dataset, devices: list[Device]) -> Choice:
     """The algorithm of the configuration, or what `auto` comes to, and why.
@@ -21,10 +27,10 @@ def choose_algorithm(config: Config, dataset: Dataset, devices: list[Device]) ->
     """
     sync = config.sync
     if sync.algorithm != "auto":
-        buckets = "one reduction per step"
+        how = _HOW_OFTEN[sync.compression]
         if sync.bucket_bytes is not None:
-            buckets = f"in buckets of at most {format_bytes(sync.bucket_bytes)}"
-        return Choice(sync.algorithm, buckets)
+            how = f"in buckets of at most {format_bytes(sync.bucket_bytes)}"
+        return Choice(sync.algorithm, how)
     nbytes = count_bytes(param_shapes(config, dataset))
     if sync.bucket_bytes is not None:
         nbytes = min(nbytes, sync.bucket_bytes)

@@ -41,11 +41,14 @@ class SavedForm(NamedTuple):
       saved: state -> what is saved of it.
       like: state, or its shapes -> the saved one's shapes, dtypes and placement.
       restored: (what was saved, a state of the placement wanted) -> state.
+      respread: (sync_state as another number of devices saved it, in host memory; devices now) ->
+        sync_state, leaves `[devices, ...]`; None: only the same number will do.
     """
 
     saved: Callable[[TrainState], TrainState]
     like: Callable[[TrainState], TrainState]
     restored: Callable[[TrainState, TrainState], TrainState]
+    respread: Callable[[PyTree, int], PyTree] | None = None
 
 
 AS_IT_IS = SavedForm(lambda state: state, lambda state: state, lambda restored, like: restored)

@@ -286,3 +286,21 @@ def test_a_frozen_name_that_is_not_there_leaves_no_folder(tmp_path):
     with pytest.raises(UserError, match="matches no parameter"):
         run(tmp_path / "a", optimizer__freeze=("hidden/7/*",))
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("compression", ["top_k", "power_sgd"])
+def test_what_a_compression_owes_is_resumed(compression, tmp_path):
+    keys = {"sync__compression": compression, "steps": 12, "checkpoint__every": 0}
+    reporter = Lines()
+    straight = run(tmp_path / "a", reporter=reporter, **keys)
+    names = {"top_k": "1 values, 1 indices", "power_sgd": "1 factors P, 1 factors Q"}[compression]
+    assert any(line.startswith(f"sync   1 exact bucket, {names} planned, ")
+               and " found in the compiled step" in line for line in reporter.lines)  # fmt: skip
+    stops = iter([False] * 5 + [True])
+    run(tmp_path / "b", **keys, should_stop=lambda: next(stops))
+    with pytest.raises(UserError, match=rf"sync.compression: None now and {compression} in "):
+        run(tmp_path / "b", **keys | {"sync__compression": None, "resume": True})
+    rest = run(tmp_path / "b", **keys, resume=True)
+    assert rest["params_digest"] == straight["params_digest"]
+    run(tmp_path / "b", **keys | {"steps": 13, "devices": 2, "resume": True}, reporter=reporter)
+    assert "residuals of 4 devices spread over 2" in reporter.lines

@@ -51,7 +51,7 @@ def gradients(subject: Subject, devices: Sequence[Device]) -> Line:
     if subject.exact_sync is None:
         return line
     rounded = _sgd(replace(subject, exact_sync=None), devices, subject.batch)
-    chosen = f"; without rounding on the wire, which by choice makes it {rounded.worst:.1e}"
+    chosen = f"; without what the wire loses, which by choice makes it {rounded.worst:.1e}"
     return line._replace(detail=line.detail + chosen)
 
 

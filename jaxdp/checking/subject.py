@@ -29,8 +29,8 @@ class Subject:
       init: () -> (params, model state), the same each time.
       batches: the data stream; only the first `size` examples of each batch are used.
       size: examples per step.
-      exact_sync: where the training's synchronisation rounds by choice, the same without rounding:
-        equality is asked of it.  None: it does not round.
+      exact_sync: where the training's synchronisation loses by choice (a wire, a compression), the
+        same without loss: equality is asked of it.  None: it loses nothing.
       other_algorithm: why one device does not have to train as many do; None: it has to.
     """
 
@@ -60,6 +60,7 @@ class Subject:
 def subject_of(config: Config, dataset: Dataset, devices: list[Device]) -> Subject:
     """The subject of a configuration on `devices`."""
     job: Job = assemble(config, dataset, devices)
+    lossless = _lossless(config)
     local_steps = config.sync.local_steps
     parts = config.microbatches * len(devices) * (local_steps or 1)
 
@@ -73,10 +74,11 @@ def subject_of(config: Config, dataset: Dataset, devices: list[Device]) -> Subje
         init=init,
         batches=job.loader,
         size=min(config.global_batch, parts * _MOST_PER_DEVICE),
-        exact_sync=None if config.sync.wire == "float32" else make_sync(_lossless(config)),
+        exact_sync=make_sync(lossless) if lossless != config else None,
         other_algorithm=None if local_steps is None else _LOCAL_SGD,
     )
 
 
 def _lossless(config: Config) -> Config:
-    return config.model_copy(update={"sync": config.sync.model_copy(update={"wire": "float32"})})
+    exact = {"wire": "float32", "compression": None}
+    return config.model_copy(update={"sync": config.sync.model_copy(update=exact)})

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxdp.errors import StorageError
@@ -13,6 +14,7 @@ from jaxdp.trees import named_leaves
 from jaxdp.types import PyTree
 
 STATE, META = "state", "meta"
+Leaves = dict[str, tuple[tuple[int, ...], Any]]  # path -> shape, dtype
 
 
 class Checkpoints:
@@ -117,14 +119,24 @@ class Checkpoints:
         raise StorageError(*damaged.values(), f"{self.folder}: no checkpoint that can be read")
 
     def _restore_step(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        kept = self._form.like(like)
-        _check_leaves(self._manager, step, kept)
+        saved, kept = _saved_leaves(self._manager, step), self._form.like(like)
+        before = _other_slots(saved, like) if self._form.respread else None
         target = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), kept._asdict()
         )
+        if before is not None:  # NumPy: as it was saved, whatever the devices are now
+            target["sync_state"] = jax.tree.map(
+                lambda x: np.empty((before, *x.shape[1:]), x.dtype), like.sync_state
+            )
+        _check_leaves(step, saved, target)
         args = {STATE: ocp.args.StandardRestore(target), META: ocp.args.JsonRestore()}
         restored = self._manager.restore(step, args=ocp.args.Composite(**args))
-        return self._form.restored(TrainState(**restored[STATE]), like), restored[META]
+        found = TrainState(**restored[STATE])
+        if before is not None and (rule := self._form.respread):
+            devices = len(jax.tree.leaves(like.sync_state)[0])
+            slots = rule(found.sync_state, devices)
+            found = found._replace(sync_state=jax.tree.map(_placed_as, slots, like.sync_state))
+        return self._form.restored(found, like), restored[META]
 
     def _move_aside(self, step: int, where: str = "damaged") -> str:
         target = self.folder.parent / where / str(step)
@@ -136,16 +148,33 @@ class Checkpoints:
         return f"moved to {target.parent.name}/{target.name}"
 
 
-def _check_leaves(manager: ocp.CheckpointManager, step: int, like: TrainState) -> None:
-    """Orbax casts and reshapes without a word: compare what is saved with what is wanted first."""
+def _saved_leaves(manager: ocp.CheckpointManager, step: int) -> Leaves:
+    """Name -> shape and dtype of what a checkpoint holds."""
     metadata = manager.item_metadata(step)[STATE]
     if metadata is None:
         raise ValueError("its metadata is missing")
-    saved = {
+    return {
         name: (tuple(leaf.shape), jnp.dtype(leaf.dtype))
         for name, leaf in named_leaves(metadata.tree)
     }
-    wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(like._asdict())}
+
+
+def _other_slots(saved: Leaves, like: TrainState) -> int | None:
+    """The devices whose sync_state was saved, where their number is not that of `like`."""
+    for name, leaf in named_leaves({"sync_state": like.sync_state}):
+        shape, _ = saved.get(name, ((), None))
+        if shape and shape[0] != leaf.shape[0]:
+            return shape[0]
+    return None
+
+
+def _placed_as(x: Any, like: jax.Array) -> jax.Array:
+    return jax.device_put(x, like.sharding)
+
+
+def _check_leaves(step: int, saved: Leaves, target: dict[str, Any]) -> None:
+    """Orbax casts and reshapes without a word: compare what is saved with what is wanted first."""
+    wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(target)}
     if saved != wanted:
         different = [n for n in [*wanted, *saved] if saved.get(n) != wanted.get(n)]
         name = min(different, key=lambda n: not n.startswith("params/"))  # what people know best

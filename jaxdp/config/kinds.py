@@ -15,6 +15,7 @@ CountOrZero = Annotated[int, Ge(0)]
 BelowOne = Annotated[float, Ge(0), Lt(1)]
 Positive = Annotated[float, Gt(0)]
 InnerFraction = Annotated[float, Gt(0), Lt(1)]
+Fraction = Annotated[float, Gt(0), Le(1)]
 Text = Annotated[str, MinLen(1)]
 # A tuple, since a frozen model should be frozen all the way; strict would refuse YAML's lists.
 Counts = Annotated[tuple[Count, ...], Field(strict=False)]

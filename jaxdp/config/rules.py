@@ -8,6 +8,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from jaxdp.config.compression_rules import (
+    fraction_is_sent,
+    has_gradients,
+    is_carried,
+    rank_is_sent,
+    replaces_wire_and_buckets,
+)
 from jaxdp.config.keys import SECTIONS, flatten
 from jaxdp.config.schema import HALVED_ALGORITHMS, INT8_ALGORITHMS, Config, Guard, Sync
 from jaxdp.config.words import either
@@ -227,6 +234,11 @@ RULES = (
     Rule(("sync.tune_file", "sync.tune"), _file_is_read),
     Rule(("sync.first_bucket_bytes", "sync.bucket_bytes"), _first_bucket_fits),
     Rule(("sync.wire", "sync.algorithm"), _wire_is_carried),
+    Rule(("sync.top_k_fraction", "sync.compression"), fraction_is_sent),
+    Rule(("sync.power_sgd_rank", "sync.compression"), rank_is_sent),
+    Rule(("sync.compression", "sync.wire", "sync.bucket_bytes"), replaces_wire_and_buckets),
+    Rule(("sync.compression", "sync.shard_optimizer", "sync.local_steps"), has_gradients),
+    Rule(("sync.compression", "sync.algorithm"), is_carried),
     Rule(("sync.outer_learning_rate", "sync.local_steps"), _outer_is_used("outer_learning_rate")),
     Rule(("sync.outer_momentum", "sync.local_steps"), _outer_is_used("outer_momentum")),
     Rule(("sync.local_steps", "sync.shard_optimizer"), _shards_no_inner_state),

@@ -17,6 +17,7 @@ from jaxdp.config.kinds import (
     CountOrZero,
     Data,
     Digits,
+    Fraction,
     Mlp,
     Model,
     Optimizer,
@@ -50,6 +51,8 @@ INT8_ALGORITHMS = ("psum", "all_to_all", "all_gather_sum")
 HALVED_ALGORITHMS = (
     "psum", "ring", "bidirectional_ring", "halving_doubling", "hierarchical", "all_to_all",
 )  # fmt: skip
+# Those with an all-gather for any number of devices.
+GATHER_ALGORITHMS = ("psum", "ring", "bidirectional_ring", "hierarchical", "all_to_all")
 
 
 class Sync(Section):
@@ -81,6 +84,20 @@ class Sync(Section):
     shard_optimizer: bool = Field(
         default=False,
         description="each device keeps and updates its share of the optimizer's state (ZeRO-1)",
+    )
+    compression: Literal["top_k", "power_sgd"] | None = Field(
+        default=None,
+        description="sends less than the gradients and keeps the rest for later steps: their "
+        "largest elements, or low-rank factors of each matrix",
+    )
+    top_k_fraction: Fraction = Field(
+        default=0.01,
+        description="share of the gradient elements that each device sends; "
+        "fewer bytes than without only below 1 / devices",
+    )
+    power_sgd_rank: Count = Field(
+        default=4,
+        description="rank of the factors; a leaf whose factors are not smaller travels whole",
     )
     local_steps: Count | None = Field(
         default=None,

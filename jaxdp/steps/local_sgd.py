@@ -37,7 +37,7 @@ from jaxdp.loss_path import checked_loss
 from jaxdp.loss_scale import DynamicScale, scaled, unscaled
 from jaxdp.mesh import AXIS, on_mesh
 from jaxdp.plan import Plan
-from jaxdp.state import TrainState
+from jaxdp.state import AS_IT_IS, TrainState
 from jaxdp.steps.outcome import (
     blank_state,
     check_options,
@@ -188,7 +188,11 @@ def make_local_sgd_step(
         reduced = on_mesh(lambda *args: device_sums(*args)[0], mesh, in_specs, P())
         return sync.plan(jax.eval_shape(reduced, state, batch), mesh.size)
 
-    return TrainStep(run, mesh, local_steps * microbatches, first_state, planned)
+    def respread_both(state: LocalState, n: int) -> LocalState:
+        return LocalState(respread(state.inner, n), (sync.respread or respread)(state.sync, n))
+
+    form = AS_IT_IS._replace(respread=respread_both)
+    return TrainStep(run, mesh, local_steps * microbatches, first_state, planned, form)
 
 
 def outer_sgd(learning_rate: float, momentum: float) -> optax.GradientTransformation:
@@ -282,8 +286,8 @@ def _unless_spoilt(
 def _check(local_steps: int, sync: Any) -> None:
     if not isinstance(sync, GradSync):
         raise UserError(
-            f"sync: {type(sync).__name__}; expected a GradSync such as all_reduce_sync(): inner "
-            "optimizers have no shares"
+            f"sync: {type(sync).__name__}; expected a GradSync such as all_reduce_sync(): the "
+            "inner optimizers have no shares"
         )
     if not isinstance(local_steps, int) or local_steps < 1:
         raise UserError(f"local_steps: {local_steps}; expected a whole number of at least 1")

@@ -44,7 +44,7 @@ class Update(NamedTuple):
       sync_init: trained parameters -> one device's state of the synchronisation.
       plan: (sums as shapes, devices) -> the collectives of `apply`; None where nobody stated them.
       compiler_options: platform -> what XLA needs to be told for the plan to hold.
-      form: how the optimizer's state is kept in checkpoints.
+      form: how the state is kept in checkpoints.
       takes_order: whether `apply` and `plan` take the keyword `order`, as `GradSync` has it.
     """
 
@@ -91,4 +91,5 @@ def replicated_update(
         plan=sync.plan,
         compiler_options=sync.compiler_options,
         takes_order=sync.takes_order,
+        form=AS_IT_IS._replace(respread=sync.respread),
     )

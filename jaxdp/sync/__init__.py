@@ -2,8 +2,10 @@
 
 from jaxdp.sync.all_reduce import all_reduce_sync
 from jaxdp.sync.buckets import Bucket, plan_buckets
+from jaxdp.sync.power_sgd import power_sgd_sync
 from jaxdp.sync.ready import ready_order
 from jaxdp.sync.sharded import ShardedSync, sharded_sync
+from jaxdp.sync.top_k import top_k_sync
 from jaxdp.sync.types import GradSync, Sums
 
 __all__ = [
@@ -13,6 +15,8 @@ __all__ = [
     "Sums",
     "all_reduce_sync",
     "plan_buckets",
+    "power_sgd_sync",
     "ready_order",
     "sharded_sync",
+    "top_k_sync",
 ]

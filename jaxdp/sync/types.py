@@ -30,6 +30,9 @@ class GradSync(NamedTuple):
       compiler_options: platform -> what XLA needs to be told for the plan to hold.
       takes_order: whether `update` and `plan` take the keyword `order`: the numbers of the sums'
         leaves as they become ready (`sync.ready`), the same in both.
+      respread: (states of all devices on the host, leaves `[devices before, ...]`; devices now) ->
+        states with leaves `[devices now, ...]`, for a resume on another number of devices; None
+        where the state has no leaves.
     """
 
     init: Callable[[PyTree], PyTree]
@@ -37,3 +40,4 @@ class GradSync(NamedTuple):
     plan: Callable[..., Plan] | None = None
     compiler_options: Callable[[str], Mapping[str, str]] = no_options
     takes_order: bool = False
+    respread: Callable[[PyTree, int], PyTree] | None = None

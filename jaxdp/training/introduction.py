@@ -4,7 +4,7 @@ import jax
 
 import jaxdp
 from jaxdp import hlo
-from jaxdp.assemble import Job
+from jaxdp.assemble import Job, what_travels
 from jaxdp.collectives.tuning import Choice
 from jaxdp.config import Config, describe_batch
 from jaxdp.optim import describe_decay
@@ -30,7 +30,7 @@ def introduction(config: Config, job: Job, state: TrainState, choice: Choice) ->
         f"{hlo.format_bytes(count_bytes(state.params))}, compute in {config.compute_dtype}",
         f"batch  {describe_batch(config, n)}",
         f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of {what}, "
-        f"{config.sync.wire} on the wire; {choice.reason}",
+        f"{what_travels(config)} on the wire; {choice.reason}",
     ]
     if config.sync.shard_optimizer:
         held = hlo.format_bytes(bytes_per_device(state.opt_state))

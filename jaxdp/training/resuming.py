@@ -4,15 +4,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxdp.config import Config, diff, load_config
 from jaxdp.errors import UserError
 from jaxdp.report.progress import Reporter
+from jaxdp.state import SavedForm
+from jaxdp.types import PyTree
 
 # keys that may differ when a run is resumed: they do not change what was learned so far
 _MAY_CHANGE = (
     "steps", "devices", "out", "resume", "sync.", "checkpoint.", "eval.", "log.", "guard.",
 )  # fmt: skip
-_AND_YET_STAY = ("sync.local_steps", "sync.outer_")
+# of these sections, what does change it, or would lose what a compression still owes
+_AND_YET_STAY = (
+    "sync.local_steps", "sync.outer_", "sync.compression", "sync.power_sgd_rank",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,20 @@ class Meta:
                     "run needs the same data: put it back, or start a new run with --out"
                 )
         return replace(self, train_seconds=saved.get("train_seconds", 0.0))
+
+
+def told_form(config: Config, form: SavedForm, reporter: Reporter) -> SavedForm:
+    """The step's, with a line where what devices keep apart is spread over another number."""
+    if (rule := form.respread) is None:
+        return form
+    what = "residuals" if config.sync.local_steps is None else "inner optimizers"
+
+    def told(saved: PyTree, devices: int) -> PyTree:
+        before = len(jax.tree.leaves(saved)[0])
+        reporter.line(f"{what} of {before} devices spread over {devices}")
+        return rule(saved, devices)
+
+    return form._replace(respread=told)
 
 
 def check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:

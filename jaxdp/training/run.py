@@ -17,7 +17,7 @@ from jaxdp.report.record import Stopwatch, write_failure, write_report
 from jaxdp.report.runfolder import check_run_folder, create_run_folder, write_json
 from jaxdp.report.runlog import check_tensorboard
 from jaxdp.training.introduction import introduction
-from jaxdp.training.resuming import Meta, check_unchanged
+from jaxdp.training.resuming import Meta, check_unchanged, told_form
 from jaxdp.training.session import Session
 from jaxdp.training.summary import complete, summarize
 
@@ -54,7 +54,8 @@ def run_training(
     guard = Guard(**config.guard.model_dump(), tell=reporter.line)
     meta = Meta(dict(job.dataset.facts))
     # the final save is complete when the context is left, before anything calls the run done
-    with Checkpoints(out / "checkpoints", config.checkpoint.keep, job.step.form) as checkpoints:
+    form = told_form(config, job.step.form, reporter)
+    with Checkpoints(out / "checkpoints", config.checkpoint.keep, form) as checkpoints:
         session = Session(config, job, choice, out, checkpoints, guard, reporter, clock, meta)
         if resuming:
             state = session.resume(state)

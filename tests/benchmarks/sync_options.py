@@ -1,4 +1,4 @@
-"""What buckets and wires cost and lose: step time, bytes and error on a configuration's model.
+"""What buckets, wires and compression cost and lose: step time, bytes and error on a model.
 
     python tests/benchmarks/sync_options.py configs/gpt_tiny.yaml [STEPS]
 
@@ -30,6 +30,8 @@ OPTIONS = (
     {"wire": "float16", "algorithm": "all_to_all"},
     {"wire": "int8"},
     {"wire": "int8", "bucket_bytes": "400K", "first_bucket_bytes": "50K"},
+    {"compression": "top_k"},
+    {"compression": "power_sgd"},
 )
 
 
@@ -75,7 +77,7 @@ def wire_error(sync, mesh, params) -> float:
 
     def body(grads, scalars):
         sums = jax.tree.map(lambda x: x[0], {"grads": grads, "scalars": scalars, "model_state": {}})
-        return sync.update(sums, (), AXIS)[0]["grads"]
+        return sync.update(sums, sync.init(params), AXIS)[0]["grads"]
 
     summed = jax.jit(on_mesh(body, mesh, P(AXIS), P()))(grads, scalars)
     exact = jax.tree.map(partial(np.sum, axis=0, dtype=np.float64), grads)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxdp import all_reduce_sync, make_train_step
+from jaxdp import all_reduce_sync, make_train_step, power_sgd_sync, top_k_sync
 from jaxdp.checkpoints import Checkpoints
 from jaxdp.errors import StorageError
 
@@ -93,6 +93,45 @@ def test_c3_a_damaged_step_is_moved_aside_and_the_one_before_used(damage, mesh_o
         checkpoints.save(2, state)  # the run goes on and saves that step again
         checkpoints.wait()
         assert checkpoints.steps() == [1, 2]
+
+
+def owing(mesh, rng, sync):
+    """A step, its state after two of them, and a batch."""
+    step = make_train_step(loss, optax.adam(0.1), sync, mesh)
+    state = step.init({"w": rng.normal(size=(5, 7)).astype(np.float32)})
+    batch = step.place({"x": rng.normal(size=(24, 5)).astype(np.float32)})
+    for _ in range(2):
+        state, _ = step(state, batch)
+    return step, state, batch
+
+
+@pytest.mark.parametrize("sync", [top_k_sync(0.1), power_sgd_sync(1)], ids=["top_k", "power_sgd"])
+def test_residuals_are_resumed_to_the_bit_and_spread_over_other_devices(
+    sync, mesh_of, rng, tmp_path
+):
+    step, state, batch = owing(mesh_of(4), rng, sync)
+    saved = jax.device_get(state)
+    assert np.abs(saved.sync_state["residual"]["w"]).max() > 0
+    with Checkpoints(tmp_path / "c", form=step.form) as checkpoints:
+        checkpoints.save(2, state)
+        checkpoints.wait()
+        straight, _ = step(state, batch)
+        restored, _, _ = checkpoints.restore(straight)
+        assert_same(restored, saved)
+        assert_same(step(restored, batch)[0], straight)
+        for n in (2, 8, 1):
+            _, like, _ = owing(mesh_of(n), rng, sync)
+            restored, _, _ = checkpoints.restore(like)
+            assert_same(restored._replace(sync_state=()), saved._replace(sync_state=()))
+            now, before = (s.sync_state["residual"]["w"] for s in (restored, saved))
+            assert now.sharding == like.sync_state["residual"]["w"].sharding
+            np.testing.assert_allclose(np.asarray(now).sum(0), before.sum(0), atol=1e-5)
+            for a, b in zip(restored.sync_state["start"], saved.sync_state["start"], strict=True):
+                assert (np.asarray(a) == b[0]).all()
+    with Checkpoints(tmp_path / "c") as checkpoints:  # nobody said how to spread them
+        _, like, _ = owing(mesh_of(2), rng, sync)
+        with pytest.raises(StorageError, match=r"residual/w is float32\[4, 5, 7\] there and"):
+            checkpoints.restore(like)
 
 
 def test_another_shape_or_optimizer_is_refused_by_name(mesh_of, rng, tmp_path):

@@ -54,6 +54,9 @@ sync:
   first_bucket_bytes: null
   wire: float32
   shard_optimizer: false
+  compression: null
+  top_k_fraction: 0.01
+  power_sgd_rank: 4
   local_steps: null
   outer_learning_rate: 1.0
   outer_momentum: 0.0

@@ -125,6 +125,46 @@ def test_defaults_break_nothing():
             "set sync.algorithm psum, all_to_all or all_gather_sum, or another wire",
         ),
         (
+            {"sync": Sync(top_k_fraction=0.1)},
+            "sync.top_k_fraction: 0.1 has no effect with sync.compression null; "
+            "set sync.compression top_k",
+        ),
+        (
+            {"sync": Sync(compression="top_k", power_sgd_rank=2)},
+            "sync.power_sgd_rank: 2 has no effect with sync.compression top_k; "
+            "set sync.compression power_sgd",
+        ),
+        (
+            {"sync": Sync(compression="top_k", wire="bfloat16")},
+            "sync.compression: top_k cannot be combined with sync.wire bfloat16: what it sends is "
+            "float32, in messages of its own; remove one of them",
+        ),
+        (
+            {"sync": Sync(compression="power_sgd", bucket_bytes=5)},
+            "sync.compression: power_sgd cannot be combined with sync.bucket_bytes 5: what it "
+            "sends is float32, in messages of its own; remove one of them",
+        ),
+        (
+            {"sync": Sync(compression="top_k", algorithm="tree")},
+            "sync.compression: top_k gathers what devices send, which sync.algorithm tree cannot; "
+            "set sync.algorithm psum, ring, bidirectional_ring, hierarchical or all_to_all",
+        ),
+        (
+            {"sync": Sync(compression="power_sgd", algorithm="auto")},
+            "sync.compression: power_sgd cannot be combined with sync.algorithm auto, which "
+            "chooses for whole gradients; name an algorithm",
+        ),
+        (
+            {"sync": Sync(compression="top_k", shard_optimizer=True)},
+            "sync.compression: top_k cannot be combined with sync.shard_optimizer, whose devices "
+            "sum only their shares; remove one of them",
+        ),
+        (
+            {"sync": Sync(compression="power_sgd", local_steps=2)},
+            "sync.compression: power_sgd cannot be combined with sync.local_steps, whose devices "
+            "send parameters; remove one of them",
+        ),
+        (
             {"sync": Sync(local_steps=5), "devices": 4},
             "global_batch: 96 is not divisible by microbatches x devices x sync.local_steps = "
             "1 x 4 x 5 = 20; the nearest valid values are 80 and 100",
@@ -204,6 +244,8 @@ def test_broken_rule(keys, line):
             "devices": 8,
         },
         {"sync": Sync(wire="bfloat16", algorithm="auto")},
+        {"sync": Sync(compression="top_k", top_k_fraction=1, algorithm="ring")},
+        {"sync": Sync(compression="power_sgd", power_sgd_rank=1, algorithm="double_tree")},
     ],
 )
 def test_kept_rules(keys):

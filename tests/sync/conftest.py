@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
-from jaxdp import LossOut, make_train_step
+from jaxdp import LossOut, make_train_step, on_mesh
+from jaxdp.mesh import AXIS
 
 BATCH, WIDTH, CLASSES = 96, 13, 5
 SHAPES = {"a": (WIDTH, 37), "b": (37,), "c": (37, 23), "d": (23, CLASSES), "e": (CLASSES,)}
@@ -90,3 +92,34 @@ def compiled(begun):
         return step.plan(state, placed), step.run.lower(state, placed).compile().as_text()
 
     return run
+
+
+@pytest.fixture
+def synced(mesh_of):
+    """(sync, n) -> (grads `[n, ...]`, weight, states `[n, ...]`) -> (sums, states) of every device.
+
+    `blank(params)` of it: the states before the first step.
+    """
+
+    def on(sync, n):
+        def body(sums, state):
+            mine = jax.tree.map(lambda x: x[0], (sums, state))
+            return jax.tree.map(lambda x: x[None], sync.update(*mine, AXIS))
+
+        run = jax.jit(on_mesh(body, mesh_of(n), P(AXIS), P(AXIS)))
+
+        def update(grads, weight, state):
+            pairs = np.full((n, 2), weight / n, jax.tree.leaves(grads)[0].dtype)
+            sums = {"grads": grads, "scalars": {"loss": pairs}, "model_state": {}}
+            summed, state = jax.device_get(run(sums, state))
+            for leaf in jax.tree.leaves(summed):
+                assert all(row.tobytes() == leaf[0].tobytes() for row in leaf), "replicas differ"
+            return jax.tree.map(lambda x: x[0], summed["grads"]), state
+
+        def blank(params):
+            return jax.tree.map(lambda x: np.stack([np.asarray(x)] * n), sync.init(params))
+
+        update.blank = blank
+        return update
+
+    return on
