@@ -16,7 +16,7 @@ from jaxdp.mesh import data_mesh
 from jaxdp.models import build_model
 from jaxdp.optim import build_optimizer, build_schedule
 from jaxdp.state import TrainState
-from jaxdp.steps import TrainStep, make_train_step
+from jaxdp.steps import TrainStep, make_reproducible_step, make_train_step
 from jaxdp.sync import GradSync, all_reduce_sync
 from jaxdp.types import Device, LossFn, Model, PyTree
 
@@ -34,7 +34,7 @@ class Job:
       dataset, loader: what is trained on, and in which order.
       loss_fn: of the model, for training (with keys) and evaluation (without).
       step, eval_step: compiled when first called.
-      make_step: `make_train_step` with this run's arguments, of which any can be replaced.
+      make_step: the maker of `step` with this run's arguments, of which any can be replaced.
       init: makes the state before step 0.
       evaluate: state -> means over the held-out examples.
     """
@@ -83,6 +83,12 @@ def make_sync(config: Config, algorithm: str | None = None) -> GradSync:
     )
 
 
+def _step_maker(config: Config, algorithm: str | None) -> Callable[..., TrainStep]:
+    if config.sync.logical_shards is not None:
+        return partial(make_reproducible_step, logical_shards=config.sync.logical_shards)
+    return partial(make_train_step, sync=make_sync(config, algorithm))
+
+
 def assemble(
     config: Config, dataset: Dataset, devices: list[Device], algorithm: str | None = None
 ) -> Job:
@@ -104,10 +110,9 @@ def assemble(
     rates = {name: optimizer[name] for name in _SCHEDULE}
     dtype = None if config.compute_dtype == "float32" else config.compute_dtype
     make_step = partial(
-        make_train_step,
+        _step_maker(config, algorithm),
         loss_fn=loss_fn,
         optimizer=build_optimizer(**optimizer),
-        sync=make_sync(config, algorithm),
         mesh=mesh,
         microbatches=config.microbatches,
         clip_norm=config.optimizer.clip_norm,

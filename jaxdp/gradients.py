@@ -15,7 +15,25 @@ from jaxdp.types import Batch, LossFn, PyTree
 def local_sums(
     loss: LossFn, params: PyTree, model_state: PyTree, batch: Batch, key: jax.Array, axis_name: str
 ) -> Sums:
-    """This device's sums over its microbatches.
+    """This device's sums over its microbatches: `shard_sums` of the part with the device's number.
+
+    Args:
+      axis_name: the mesh axis of the devices.
+    """
+    rank, n = lax.axis_index(axis_name), lax.axis_size(axis_name)
+    return shard_sums(loss, params, model_state, batch, key, rank, n)
+
+
+def shard_sums(
+    loss: LossFn,
+    params: PyTree,
+    model_state: PyTree,
+    batch: Batch,
+    key: jax.Array,
+    number: jax.Array,
+    shards: int,
+) -> Sums:
+    """The sums over one shard's microbatches.
 
     Args:
       loss: as `loss_path.checked_loss` returns it.
@@ -24,11 +42,13 @@ def local_sums(
       batch: leaves `[microbatches, b, ...]`.
       key: the step's random key; example i of the global batch gets `fold_in(key, i)`, so that
         its randomness is the same however the batch is spread over devices.
-      axis_name: the mesh axis of the devices.
+      number: int32 scalar, of the shard: it holds examples number * b to (number + 1) * b of every
+        microbatch.
+      shards: into how many every microbatch is cut.
     """
     microbatches, b = jax.tree.leaves(batch)[0].shape[:2]
-    first_of_microbatch = jnp.arange(microbatches) * b * lax.axis_size(axis_name)
-    row = lax.axis_index(axis_name) * b + jnp.arange(b)
+    first_of_microbatch = jnp.arange(microbatches) * b * shards
+    row = number * b + jnp.arange(b)
 
     def one(model_state: PyTree, microbatch: tuple[jax.Array, Batch]) -> tuple[Sums, PyTree]:
         first, examples = microbatch

@@ -33,6 +33,7 @@ from jaxdp.report.runfolder import (
 )
 from jaxdp.report.runlog import RunLog, check_tensorboard
 from jaxdp.state import TrainState
+from jaxdp.steps import CompiledStep, reproducible
 from jaxdp.trees import count_bytes, count_elements, digest
 from jaxdp.types import Device
 
@@ -182,7 +183,7 @@ def _fit(
         log.back_to(int(state.step))
         return state
 
-    def on_compiled(compiled: jax.stages.Compiled, seconds: float) -> None:
+    def on_compiled(compiled: CompiledStep, seconds: float) -> None:
         # the folder holds a run from here on: no mistake of the user can come to light later
         write_atomically(
             out / "config.yaml",
@@ -240,7 +241,9 @@ def _check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:
 
 def _choose_algorithm(config: Config, dataset: Dataset, devices: list[Device]) -> Choice:
     """The algorithm of the configuration, or what `auto` comes to."""
-    cap = config.sync.bucket_bytes
+    cap, shards = config.sync.bucket_bytes, config.sync.logical_shards
+    if shards is not None:
+        return Choice(*reproducible.described(shards, devices[0].platform))
     if config.sync.algorithm != "auto":
         buckets = "one reduction per step"
         if cap is not None:

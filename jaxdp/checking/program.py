@@ -25,13 +25,14 @@ def check_and_tell(config: Config) -> int:
         raise UserError(*mistakes)
     if len(devices) < 2:
         raise UserError("devices: 1; expected at least 2, to be held against one: --devices 4")
+    shards = config.sync.logical_shards
     subject = subject_of(config, dataset, devices)
     emulated = "emulated " if devices[0].platform == "cpu" else ""
     print(
         f"{config.model.kind} on {dataset.name}: {len(devices)} {emulated}devices against 1; "
         f"{subject.size} of {config.global_batch} examples a step, "
         f"{config.microbatches} microbatch{'es' * (config.microbatches > 1)}, "
-        f"sync {config.sync.algorithm}",
+        f"sync {config.sync.algorithm if shards is None else f'in {shards} logical shards'}",
         flush=True,
     )
     lines = run_check(subject, devices, lambda line: print(text(line), flush=True))

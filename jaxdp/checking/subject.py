@@ -23,7 +23,7 @@ class Subject:
 
     Attributes:
       loss_fn: what is trained.
-      make_step: (mesh=, **options of make_train_step to be replaced) -> TrainStep.
+      make_step: (mesh=, **options of its maker to be replaced) -> TrainStep.
       init: () -> (params, model state), the same each time.
       batches: the data stream; only the first `size` examples of each batch are used.
       size: examples per step.
@@ -56,7 +56,7 @@ class Subject:
 def subject_of(config: Config, dataset: Dataset, devices: list[Device]) -> Subject:
     """The subject of a configuration on `devices`."""
     job: Job = assemble(config, dataset, devices)
-    parts = config.microbatches * len(devices)
+    parts = config.microbatches * (config.sync.logical_shards or len(devices))
 
     def init() -> tuple[PyTree, PyTree]:
         state = job.init()

@@ -5,10 +5,10 @@ it is skipped only if one of its own keys is faulty or does not exist for the ch
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from jaxdp.config.keys import SECTIONS, flatten
-from jaxdp.config.schema import INT8_ALGORITHMS, Config, Guard
+from jaxdp.config.schema import INT8_ALGORITHMS, Config, Guard, Sync
 from jaxdp.config.words import either
 from jaxdp.sizes import parse_bytes
 
@@ -31,10 +31,17 @@ def _nearest(value: int, divisor: int) -> str:
     return f"the nearest valid values are {below} and {below + divisor}"
 
 
+def _is_power_of_two(shards: int | None) -> TypeGuard[int]:
+    return shards is not None and shards & shards - 1 == 0
+
+
 def _batch_splits(
-    global_batch: int, microbatches: int, devices: int | Literal["auto"]
+    global_batch: int, microbatches: int, devices: int | Literal["auto"], shards: int | None
 ) -> str | None:
-    if devices == "auto":  # whatever their number will be, microbatches has to divide
+    if _is_power_of_two(shards):  # at least as many as devices, and divisible by their number
+        parts = microbatches * shards
+        product = f"microbatches x sync.logical_shards = {microbatches} x {shards} = {parts}"
+    elif devices == "auto":  # whatever their number will be, microbatches has to divide
         parts, product = microbatches, f"microbatches = {microbatches}"
     else:
         parts = microbatches * devices
@@ -42,6 +49,59 @@ def _batch_splits(
     if global_batch % parts == 0:
         return None
     return f"{global_batch} is not divisible by {product}; {_nearest(global_batch, parts)}"
+
+
+def _shards_double(shards: int | None) -> str | None:
+    if shards is None or _is_power_of_two(shards):
+        return None
+    below = 1 << shards.bit_length() - 1
+    return f"{shards} is no power of two; the nearest valid values are {below} and {2 * below}"
+
+
+def _devices_share_shards(devices: int | Literal["auto"], shards: int | None) -> str | None:
+    if devices == "auto" or not _is_power_of_two(shards):
+        return None
+    valid = [1 << bit for bit in range(shards.bit_length())]
+    if devices in valid:
+        return None
+    return (
+        f"{devices} cannot share sync.logical_shards = {shards}; expected {either(map(str, valid))}"
+    )
+
+
+def _shards_add_in_a_tree(algorithm: str, shards: int | None) -> str | None:
+    # The default is let through: a resolved configuration writes out every key.
+    default = Sync.model_fields["algorithm"].default
+    if shards is None or algorithm in (default, "recursive_doubling"):
+        return None
+    return (
+        f"{algorithm} adds in another order than sync.logical_shards; "
+        "set sync.algorithm recursive_doubling"
+    )
+
+
+def _shards_are_one_bucket(bucket_bytes: int | str | None, shards: int | None) -> str | None:
+    if bucket_bytes is None or shards is None:
+        return None
+    return f"{bucket_bytes} has no effect with sync.logical_shards; remove one of them"
+
+
+def _shards_are_exact(wire: str, shards: int | None) -> str | None:
+    if wire == "float32" or shards is None:
+        return None
+    return (
+        f"{wire} rounds on the way, by the number of devices; "
+        "set sync.wire float32 with sync.logical_shards"
+    )
+
+
+def _shards_are_alone(batch_norm: str, shards: int | None) -> str | None:
+    if batch_norm != "sync" or shards is None:
+        return None
+    return (
+        "sync needs all devices at once, but with sync.logical_shards each shard is computed by "
+        "itself; set model.batch_norm local"
+    )
 
 
 def _eval_batch_splits(batch: int | None, devices: int | Literal["auto"]) -> str | None:
@@ -153,7 +213,8 @@ def _limit_is_used(limit: int, nonfinite: str) -> str | None:
 
 
 DEVICE_RULES = (
-    Rule(("global_batch", "microbatches", "devices"), _batch_splits),
+    Rule(("global_batch", "microbatches", "devices", "sync.logical_shards"), _batch_splits),
+    Rule(("devices", "sync.logical_shards"), _devices_share_shards),
     Rule(("eval.batch", "devices"), _eval_batch_splits),
 )
 RULES = (
@@ -169,6 +230,11 @@ RULES = (
     Rule(("sync.tune_file", "sync.tune"), _file_is_read),
     Rule(("sync.first_bucket_bytes", "sync.bucket_bytes"), _first_bucket_fits),
     Rule(("sync.wire", "sync.algorithm"), _wire_is_carried),
+    Rule(("sync.logical_shards",), _shards_double),
+    Rule(("sync.algorithm", "sync.logical_shards"), _shards_add_in_a_tree),
+    Rule(("sync.bucket_bytes", "sync.logical_shards"), _shards_are_one_bucket),
+    Rule(("sync.wire", "sync.logical_shards"), _shards_are_exact),
+    Rule(("model.batch_norm", "sync.logical_shards"), _shards_are_alone),
     Rule(("guard.divergence", "checkpoint.every"), _has_checkpoints),
     Rule(("guard.nonfinite", "checkpoint.every"), _has_checkpoints),
     Rule(("guard.divergence", "guard.every"), _compares),

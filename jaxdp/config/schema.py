@@ -72,6 +72,11 @@ class Sync(Section):
         default="float32",
         description="type of the gradients while they travel; loss sums and weights stay float32",
     )
+    logical_shards: Count | None = Field(
+        default=None,
+        description="parts, a power of two, whose sums are added in one tree: the same bits for "
+        "1, 2, 4, .. devices up to as many; null: no such promise, and faster",
+    )
 
 
 class Checkpoint(Section):
