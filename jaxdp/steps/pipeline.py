@@ -1,12 +1,14 @@
 """A step of three programs: sums of one shard, their reduction, the update.
 
-    sums     compiled for one device, though for every device: the same instructions whatever the
-             number of devices.  Run once per logical shard.
-    reduce   compiled for all devices: adds the shards' sums.
-    update   compiled for all devices: new parameters from the global sums.
+    sums     compiled for one device: run once per logical shard, on the device that has it.
+    reduce   compiled for all devices together: adds the shards' sums.
+    update   compiled for one device: run by every device, on the same sums.
 
-A single program would be compiled anew, and otherwise, for every number of devices.  What passes
-between programs has been rounded: no multiply of one is contracted into an add of the next.
+A program for n devices is compiled otherwise than one for 1: XLA partitions it before it optimises,
+and fuses, contracts and vectorises what is left.  The same program for one device has the same
+instructions wherever it runs.  The reduction only adds what other programs have rounded, which is
+the same however it is compiled.
+
 Nothing waits: all programs of a step are dispatched, and run when their inputs are there.
 """
 
@@ -35,9 +37,9 @@ class Pipeline:
     Attributes:
       mesh: the devices.
       reads: state -> what `sums` needs of it.
-      sums: (`reads(state)`, one device's `Shards`) -> leaves `[1, ...]`, on that device.
+      sums: (`reads(state)`, one device's `Shards`) -> leaves `[1, ...]`; of one device.
       reduce: list over turns of leaves `[n, ...]`, sharded -> global sums, replicated.
-      update: (state, global sums) -> (state, metrics); donates the state.
+      update: (state, global sums) -> (state, metrics), donating the state; of one device.
     """
 
     mesh: Mesh
@@ -48,59 +50,62 @@ class Pipeline:
 
     def __call__(self, state: TrainState, batch: Turns) -> tuple[TrainState, Metrics]:
         n = len(self.mesh.local_devices)
-        return self.run(_Programs((self.sums,) * n, self.reduce, self.update), state, batch)
+        programs = _Programs((self.sums,) * n, self.reduce, (self.update,) * n)
+        return self.run(programs, state, batch)
 
     def lower(self, state: TrainState, batch: Turns) -> "Lowered":
         """Traces all programs for arguments like these.
 
-        `sums` is compiled anew for every device: the same program, but XLA binds it to one.
+        Those of one device are compiled anew for every device: XLA binds a program to its own.
         """
-        reads, shards = self.reads(state), jax.tree.map(partial(_rows, 1), batch[0])
-        each = [
-            self.sums.lower(*_placed((reads, shards), SingleDeviceSharding(device)))
-            for device in self.mesh.local_devices
-        ]
-        row = jax.tree.map(partial(_rows, self.mesh.size), each[0].out_info)
-        turn = _placed(row, NamedSharding(self.mesh, P(AXIS)))
-        reduce = self.reduce.lower([turn] * len(batch))
-        total = _placed(reduce.out_info, NamedSharding(self.mesh, P()))
-        update = self.update.lower(state, total)
-        return Lowered(self, each, reduce, update, jax.tree.map(_shape, (state, batch)))
+        alone = [SingleDeviceSharding(device) for device in self.mesh.local_devices]
+        first = (self.reads(state), jax.tree.map(partial(_rows, 1), batch[0]))
+        sums = [self.sums.lower(*_placed(first, device)) for device in alone]
+        turn = jax.tree.map(partial(_rows, self.mesh.size), sums[0].out_info)
+        reduce = self.reduce.lower([_placed(turn, NamedSharding(self.mesh, P(AXIS)))] * len(batch))
+        last = (state, reduce.out_info)
+        update = [self.update.lower(*_placed(last, device)) for device in alone]
+        return Lowered(self, sums, reduce, update, jax.tree.map(_shape, (state, batch)))
 
     def run(
         self, programs: "_Programs", state: TrainState, batch: Turns
     ) -> tuple[TrainState, Metrics]:
         """One step by these programs."""
-        inputs = per_device(self.reads(state))
+        states = per_device(state)
         turns = []
         for shards in batch:
-            here = zip(programs.sums, inputs, per_device(shards), strict=True)
-            turns.append(self._spread([sums(reads, shard) for sums, reads, shard in here]))
-        return programs.update(state, programs.reduce(turns))
+            here = zip(programs.sums, states, per_device(shards), strict=True)
+            found = [sums(self.reads(own), shard) for sums, own, shard in here]
+            turns.append(self._joined(found, P(AXIS)))
+        totals = per_device(programs.reduce(turns))
+        here = zip(programs.update, states, totals, strict=True)
+        return self._joined([update(own, total) for update, own, total in here], P())
 
-    def _spread(self, trees: list[PyTree]) -> PyTree:
-        """Each device's leaves `[1, ...]` as leaves `[n, ...]`, sharded."""
-        sharding = NamedSharding(self.mesh, P(AXIS))
+    def _joined(self, trees: list[PyTree], spec: P) -> PyTree:
+        """Each device's trees as one: the devices' rows one below the other, or equal copies."""
+        sharding = NamedSharding(self.mesh, spec)
 
         def joined(*parts: jax.Array) -> jax.Array:
-            shape = (self.mesh.size, *parts[0].shape[1:])
+            shape = parts[0].shape
+            if spec:
+                shape = (self.mesh.size, *shape[1:])
             return jax.make_array_from_single_device_arrays(shape, sharding, list(parts))
 
         return jax.tree.map(joined, *trees)
 
     def _cache_size(self) -> int:
-        """How often a step was compiled: the most of any program, `sums` counted per device."""
+        """How often a step was compiled: the most of any program, on each device."""
         devices = len(self.mesh.local_devices)
-        sums = -(-self.sums._cache_size() // devices)
-        return max(sums, self.reduce._cache_size(), self.update._cache_size())
+        alone = max(self.sums._cache_size(), self.update._cache_size())
+        return max(-(-alone // devices), self.reduce._cache_size())
 
 
 class _Programs(NamedTuple):
-    """What runs: `sums` once for each of this process's devices."""
+    """What runs: `sums` and `update` once for each of this process's devices."""
 
     sums: tuple[Any, ...]
     reduce: Any
-    update: Any
+    update: tuple[Any, ...]
 
 
 class Lowered(NamedTuple):
@@ -109,13 +114,14 @@ class Lowered(NamedTuple):
     pipeline: Pipeline
     sums: list[Any]
     reduce: Any
-    update: Any
+    update: list[Any]
     args: tuple[PyTree, PyTree]
 
     def compile(self) -> "Compiled":
         """Compiles all programs."""
         sums = tuple(program.compile() for program in self.sums)
-        programs = _Programs(sums, self.reduce.compile(), self.update.compile())
+        update = tuple(program.compile() for program in self.update)
+        programs = _Programs(sums, self.reduce.compile(), update)
         return Compiled(self.pipeline, programs, (self.args, {}))
 
 
@@ -135,8 +141,8 @@ class Compiled(NamedTuple):
         return self.pipeline.run(self.programs, state, batch)
 
     def as_text(self) -> str:
-        """The programs, one after the other; `sums`, the same on all devices, once."""
-        (sums, *_), reduce, update = self.programs
+        """The programs, one after the other; what is the same on all devices, once."""
+        (sums, *_), reduce, (update, *_) = self.programs
         return "\n".join(program.as_text() for program in (sums, reduce, update))
 
 

@@ -184,6 +184,6 @@ def make_reproducible_step(
         reads,
         jax.jit(sums),
         jax.jit(on_mesh(reduce, mesh, (P(AXIS),), P())),
-        jax.jit(on_mesh(update, mesh, (P(), P()), P()), donate_argnums=0),
+        jax.jit(update, donate_argnums=0),
     )
     return TrainStep(run, mesh, microbatches, first_state, planned, logical_shards=logical_shards)
