@@ -15,11 +15,7 @@ from jaxdp.types import Batch, LossFn, PyTree
 def local_sums(
     loss: LossFn, params: PyTree, model_state: PyTree, batch: Batch, key: jax.Array, axis_name: str
 ) -> Sums:
-    """This device's sums over its microbatches: `shard_sums` of the part with the device's number.
-
-    Args:
-      axis_name: the mesh axis of the devices.
-    """
+    """What this device gives to the reduction: `shard_sums` of the shard with its number."""
     rank, n = lax.axis_index(axis_name), lax.axis_size(axis_name)
     return shard_sums(loss, params, model_state, batch, key, rank, n)
 
@@ -33,7 +29,27 @@ def shard_sums(
     number: jax.Array,
     shards: int,
 ) -> Sums:
-    """The sums over one shard's microbatches.
+    """What a shard gives to the reduction: `accumulated`, the model state times its weight."""
+    sums, model_state = accumulated(loss, params, model_state, batch, key, number, shards)
+    return sums | {"model_state": weighted(model_state, sums["scalars"]["loss"][1])}
+
+
+def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
+    """The tree times a shard's weight, for a mean over shards."""
+    return jax.tree.map(lambda x: x * weight.astype(x.dtype), tree)
+
+
+def accumulated(
+    loss: LossFn,
+    params: PyTree,
+    model_state: PyTree,
+    batch: Batch,
+    key: jax.Array,
+    number: jax.Array,
+    shards: int,
+    first_part: jax.Array | int = 0,
+) -> tuple[Sums, PyTree]:
+    """A shard's sums over its microbatches, of "grads" and "scalars", and the model state.
 
     Args:
       loss: as `loss_path.checked_loss` returns it.
@@ -42,12 +58,13 @@ def shard_sums(
       batch: leaves `[microbatches, b, ...]`.
       key: the step's random key; example i of the global batch gets `fold_in(key, i)`, so that
         its randomness is the same however the batch is spread over devices.
-      number: int32 scalar, of the shard: it holds examples number * b to (number + 1) * b of every
-        microbatch.
+      number: int32 scalar, of the shard (a device's, or a logical one): it holds examples
+        number * b to (number + 1) * b of every microbatch.
       shards: into how many every microbatch is cut.
+      first_part: int scalar, how many parts of the global batch come before these microbatches.
     """
     microbatches, b = jax.tree.leaves(batch)[0].shape[:2]
-    first_of_microbatch = jnp.arange(microbatches) * b * shards
+    first_of_microbatch = (first_part + jnp.arange(microbatches)) * b * shards
     row = number * b + jnp.arange(b)
 
     def one(model_state: PyTree, microbatch: tuple[jax.Array, Batch]) -> tuple[Sums, PyTree]:
@@ -68,8 +85,7 @@ def shard_sums(
         shapes, _ = jax.eval_shape(one, model_state, first)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         (sums, model_state), _ = lax.scan(add, (zeros, model_state), stacked)
-    weight = sums["scalars"]["loss"][1]
-    return sums | {"model_state": jax.tree.map(lambda x: x * weight.astype(x.dtype), model_state)}
+    return sums, model_state
 
 
 def _sums(

@@ -18,6 +18,7 @@ from jaxdp.mesh import data_mesh
 from jaxdp.trees import named_leaves
 from jaxdp.types import Batch, Device, PyTree
 
+NAMES = ("gradients", "weights", "optimizer")
 EXACT = 1e-9  # relative; additions in another order differ by 1e-15 to 1e-12
 SINGLE = 1e-4  # where something computes in float32 whatever the parameters are
 _OPTIMIZER_STEPS = 3

@@ -44,7 +44,7 @@ def run_steps(subject: Subject, devices: Sequence[Device], folder: Path) -> Run:
     """Trains for `STEPS` steps with weights, saving after half of them."""
     step = subject.make_step(mesh=data_mesh(devices))
     first = state = step.init(*subject.init())
-    with Checkpoints(folder) as checkpoints:
+    with Checkpoints(folder, form=step.form) as checkpoints:
         for t in range(STEPS):
             if t == STEPS // 2:
                 checkpoints.save(t, state)
@@ -127,7 +127,7 @@ def resume(run: Run, subject: Subject) -> Line:
     """Saved, restored and gone on with is the straight run."""
     name = "resume"
     like = run.step.init(*subject.init())
-    with Checkpoints(run.saved) as checkpoints:
+    with Checkpoints(run.saved, form=run.step.form) as checkpoints:
         state, _, _ = checkpoints.restore(like)
     first = int(state.step)
     for t in range(first, STEPS):

@@ -33,9 +33,13 @@ def run_check(
         lines.append(line)
         on_line(line)
 
-    answer(equality.gradients(subject, devices))
-    answer(equality.weights(subject, devices, lines[0].verdict == "pass"))
-    answer(equality.optimizer(subject, devices))
+    if subject.other_algorithm is not None:
+        for name in equality.NAMES:
+            answer(Line(name, "n/a", subject.other_algorithm))
+    else:
+        answer(equality.gradients(subject, devices))
+        answer(equality.weights(subject, devices, lines[0].verdict == "pass"))
+        answer(equality.optimizer(subject, devices))
     answer(randomness(subject, devices))
     answer(stream(subject))
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells its steps there

@@ -11,10 +11,12 @@ from jaxdp.config import Config
 from jaxdp.data import Dataset
 from jaxdp.loop import Batches
 from jaxdp.steps import TrainStep
-from jaxdp.sync import GradSync
+from jaxdp.sync import GradSync, ShardedSync
 from jaxdp.types import Device, LossFn, PyTree
 
 _MOST_PER_DEVICE = 4  # examples of a microbatch on a device: more prove no more, and take longer
+
+_LOCAL_SGD = "local SGD is another algorithm, judged by its loss"
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,7 @@ class Subject:
       size: examples per step.
       exact_sync: where the training's synchronisation rounds by choice, the same without rounding:
         equality is asked of it.  None: it does not round.
+      other_algorithm: why one device does not have to train as many do; None: it has to.
     """
 
     loss_fn: LossFn
@@ -36,7 +39,8 @@ class Subject:
     init: Callable[[], tuple[PyTree, PyTree]]
     batches: Batches
     size: int
-    exact_sync: GradSync | None = None
+    exact_sync: GradSync | ShardedSync | None = None
+    other_algorithm: str | None = None
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         """The examples of a step, every one of weight 1."""
@@ -56,7 +60,9 @@ class Subject:
 def subject_of(config: Config, dataset: Dataset, devices: list[Device]) -> Subject:
     """The subject of a configuration on `devices`."""
     job: Job = assemble(config, dataset, devices)
-    parts = config.microbatches * (config.sync.logical_shards or len(devices))
+    local_steps = config.sync.local_steps
+    shares = config.sync.logical_shards or len(devices) * (local_steps or 1)
+    parts = config.microbatches * shares
 
     def init() -> tuple[PyTree, PyTree]:
         state = job.init()
@@ -69,6 +75,7 @@ def subject_of(config: Config, dataset: Dataset, devices: list[Device]) -> Subje
         batches=job.loader,
         size=min(config.global_batch, parts * _MOST_PER_DEVICE),
         exact_sync=None if config.sync.wire == "float32" else make_sync(_lossless(config)),
+        other_algorithm=None if local_steps is None else _LOCAL_SGD,
     )
 
 

@@ -4,11 +4,14 @@ A rule names the keys that it reads, so that it can be run, and reported, beside
 it is skipped only if one of its own keys is faulty or does not exist for the chosen kinds.
 """
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeGuard
+from typing import Any, Literal, NamedTuple
 
+from jaxdp.config import shard_rules
 from jaxdp.config.keys import SECTIONS, flatten
-from jaxdp.config.schema import INT8_ALGORITHMS, Config, Guard, Sync
+from jaxdp.config.schema import HALVED_ALGORITHMS, INT8_ALGORITHMS, Config, Guard, Sync
+from jaxdp.config.shard_rules import is_power_of_two
 from jaxdp.config.words import either
 from jaxdp.sizes import parse_bytes
 
@@ -31,77 +34,26 @@ def _nearest(value: int, divisor: int) -> str:
     return f"the nearest valid values are {below} and {below + divisor}"
 
 
-def _is_power_of_two(shards: int | None) -> TypeGuard[int]:
-    return shards is not None and shards & shards - 1 == 0
-
-
 def _batch_splits(
-    global_batch: int, microbatches: int, devices: int | Literal["auto"], shards: int | None
+    global_batch: int,
+    microbatches: int,
+    devices: int | Literal["auto"],
+    local_steps: int | None,
+    shards: int | None,
 ) -> str | None:
-    if _is_power_of_two(shards):  # at least as many as devices, and divisible by their number
-        parts = microbatches * shards
-        product = f"microbatches x sync.logical_shards = {microbatches} x {shards} = {parts}"
-    elif devices == "auto":  # whatever their number will be, microbatches has to divide
-        parts, product = microbatches, f"microbatches = {microbatches}"
-    else:
-        parts = microbatches * devices
-        product = f"microbatches x devices = {microbatches} x {devices} = {parts}"
+    factors = {"microbatches": microbatches}
+    if shards is not None and is_power_of_two(shards):  # a multiple of devices
+        factors["sync.logical_shards"] = shards
+    elif devices != "auto":  # whatever their number will be, the others have to divide
+        factors["devices"] = devices
+    if local_steps is not None:
+        factors["sync.local_steps"] = local_steps
+    parts = math.prod(factors.values())
     if global_batch % parts == 0:
         return None
-    return f"{global_batch} is not divisible by {product}; {_nearest(global_batch, parts)}"
-
-
-def _shards_double(shards: int | None) -> str | None:
-    if shards is None or _is_power_of_two(shards):
-        return None
-    below = 1 << shards.bit_length() - 1
-    return f"{shards} is no power of two; the nearest valid values are {below} and {2 * below}"
-
-
-def _devices_share_shards(devices: int | Literal["auto"], shards: int | None) -> str | None:
-    if devices == "auto" or not _is_power_of_two(shards):
-        return None
-    valid = [1 << bit for bit in range(shards.bit_length())]
-    if devices in valid:
-        return None
-    return (
-        f"{devices} cannot share sync.logical_shards = {shards}; expected {either(map(str, valid))}"
-    )
-
-
-def _shards_add_in_a_tree(algorithm: str, shards: int | None) -> str | None:
-    # The default is let through: a resolved configuration writes out every key.
-    default = Sync.model_fields["algorithm"].default
-    if shards is None or algorithm in (default, "recursive_doubling"):
-        return None
-    return (
-        f"{algorithm} adds in another order than sync.logical_shards; "
-        "set sync.algorithm recursive_doubling"
-    )
-
-
-def _shards_are_one_bucket(bucket_bytes: int | str | None, shards: int | None) -> str | None:
-    if bucket_bytes is None or shards is None:
-        return None
-    return f"{bucket_bytes} has no effect with sync.logical_shards; remove one of them"
-
-
-def _shards_are_exact(wire: str, shards: int | None) -> str | None:
-    if wire == "float32" or shards is None:
-        return None
-    return (
-        f"{wire} rounds on the way, by the number of devices; "
-        "set sync.wire float32 with sync.logical_shards"
-    )
-
-
-def _shards_are_alone(batch_norm: str, shards: int | None) -> str | None:
-    if batch_norm != "sync" or shards is None:
-        return None
-    return (
-        "sync needs all devices at once, but with sync.logical_shards each shard is computed by "
-        "itself; set model.batch_norm local"
-    )
+    product = [" x ".join(factors), " x ".join(map(str, factors.values())), str(parts)]
+    equation = " = ".join(dict.fromkeys(product))  # one factor is the product
+    return f"{global_batch} is not divisible by {equation}; {_nearest(global_batch, parts)}"
 
 
 def _eval_batch_splits(batch: int | None, devices: int | Literal["auto"]) -> str | None:
@@ -193,6 +145,57 @@ def _wire_is_carried(wire: str, algorithm: str) -> str | None:
     )
 
 
+def _outer_is_used(path: str) -> Callable[[float, int | None], str | None]:
+    default = Sync.model_fields[path].default
+
+    def check(value: float, local_steps: int | None) -> str | None:
+        # The default is let through: a resolved configuration writes out every key.
+        if value == default or local_steps is not None:
+            return None
+        return f"{value} has no effect without sync.local_steps; set both, or none"
+
+    return check
+
+
+def _normalises_apart(batch_norm: str, local_steps: int | None) -> str | None:
+    if local_steps is None or batch_norm == "local":
+        return None
+    return (
+        f"{batch_norm} sums over devices, which have parameters of their own during "
+        "sync.local_steps; set model.batch_norm local"
+    )
+
+
+def _shards_no_inner_state(local_steps: int | None, shard_optimizer: bool) -> str | None:
+    if local_steps is None or not shard_optimizer:
+        return None
+    return (
+        f"{local_steps} gives each device an optimizer of its own, which has no shares: remove "
+        "sync.shard_optimizer"
+    )
+
+
+def _has_halves(algorithm: str, shard_optimizer: bool) -> str | None:
+    if not shard_optimizer or algorithm in HALVED_ALGORITHMS:
+        return None
+    return (
+        f"{algorithm} has no reduce-scatter, which sync.shard_optimizer needs; "
+        f"expected {either(HALVED_ALGORITHMS)}"
+    )
+
+
+def _one_message(shard_optimizer: bool, bucket_bytes: int | str | None) -> str | None:
+    if not shard_optimizer or bucket_bytes is None:
+        return None
+    return f"true sends all gradients at once: remove sync.bucket_bytes = {bucket_bytes}"
+
+
+def _is_elementwise(shard_optimizer: bool, kind: str) -> str | None:
+    if not shard_optimizer or kind != "adafactor":
+        return None
+    return "true needs an optimizer that works element by element, and adafactor does not"
+
+
 def _has_checkpoints(policy: str, every: int) -> str | None:
     if policy != "rollback" or every:
         return None
@@ -213,8 +216,11 @@ def _limit_is_used(limit: int, nonfinite: str) -> str | None:
 
 
 DEVICE_RULES = (
-    Rule(("global_batch", "microbatches", "devices", "sync.logical_shards"), _batch_splits),
-    Rule(("devices", "sync.logical_shards"), _devices_share_shards),
+    Rule(
+        ("global_batch", "microbatches", "devices", "sync.local_steps", "sync.logical_shards"),
+        _batch_splits,
+    ),
+    Rule(("devices", "sync.logical_shards"), shard_rules.devices_share),
     Rule(("eval.batch", "devices"), _eval_batch_splits),
 )
 RULES = (
@@ -230,11 +236,20 @@ RULES = (
     Rule(("sync.tune_file", "sync.tune"), _file_is_read),
     Rule(("sync.first_bucket_bytes", "sync.bucket_bytes"), _first_bucket_fits),
     Rule(("sync.wire", "sync.algorithm"), _wire_is_carried),
-    Rule(("sync.logical_shards",), _shards_double),
-    Rule(("sync.algorithm", "sync.logical_shards"), _shards_add_in_a_tree),
-    Rule(("sync.bucket_bytes", "sync.logical_shards"), _shards_are_one_bucket),
-    Rule(("sync.wire", "sync.logical_shards"), _shards_are_exact),
-    Rule(("model.batch_norm", "sync.logical_shards"), _shards_are_alone),
+    Rule(("sync.outer_learning_rate", "sync.local_steps"), _outer_is_used("outer_learning_rate")),
+    Rule(("sync.outer_momentum", "sync.local_steps"), _outer_is_used("outer_momentum")),
+    Rule(("sync.local_steps", "sync.shard_optimizer"), _shards_no_inner_state),
+    Rule(("model.batch_norm", "sync.local_steps"), _normalises_apart),
+    Rule(("sync.algorithm", "sync.shard_optimizer"), _has_halves),
+    Rule(("sync.shard_optimizer", "sync.bucket_bytes"), _one_message),
+    Rule(("sync.shard_optimizer", "optimizer.kind"), _is_elementwise),
+    Rule(("sync.logical_shards",), shard_rules.doubles),
+    Rule(("sync.algorithm", "sync.logical_shards"), shard_rules.adds_in_a_tree),
+    Rule(("sync.bucket_bytes", "sync.logical_shards"), shard_rules.has_no_effect),
+    Rule(("sync.local_steps", "sync.logical_shards"), shard_rules.is_another_algorithm),
+    Rule(("sync.shard_optimizer", "sync.logical_shards"), shard_rules.is_whole),
+    Rule(("sync.wire", "sync.logical_shards"), shard_rules.is_exact),
+    Rule(("model.batch_norm", "sync.logical_shards"), shard_rules.normalises_alone),
     Rule(("guard.divergence", "checkpoint.every"), _has_checkpoints),
     Rule(("guard.nonfinite", "checkpoint.every"), _has_checkpoints),
     Rule(("guard.divergence", "guard.every"), _compares),

@@ -34,7 +34,8 @@ from jax.sharding import PartitionSpec as P
 from jaxdp.collectives import all_reduce
 from jaxdp.collectives.execute import fence
 from jaxdp.collectives.planning import planned_all_reduce
-from jaxdp.gradients import clip, global_means, shard_sums
+from jaxdp.freeze import combine, nothing, partition, with_frozen
+from jaxdp.gradients import shard_sums
 from jaxdp.loss_path import checked_loss, without_collectives
 from jaxdp.loss_scale import DynamicScale, scaled, unscaled
 from jaxdp.mesh import AXIS, on_mesh
@@ -44,11 +45,14 @@ from jaxdp.steps.outcome import blank_state, check_options, loss_scaling, settle
 from jaxdp.steps.pipeline import Pipeline
 from jaxdp.steps.shards import Shards, check_shards, device_counts
 from jaxdp.steps.types import Metrics, TrainStep
-from jaxdp.sync import plan_buckets
+from jaxdp.steps.updates import replicated_update
+from jaxdp.sync import GradSync, plan_buckets
 from jaxdp.sync.buckets import join, part
 from jaxdp.types import LossFn, PyTree
 
 ALGORITHM = "recursive_doubling"
+# what the update gets is summed already, by a program of its own
+_SUMMED = GradSync(lambda params: (), lambda sums, state, axis_name: (sums, state))
 
 
 @jax.tree_util.register_dataclass
@@ -113,6 +117,7 @@ def make_reproducible_step(
     seed: int = 0,
     learning_rate: Callable[[jax.Array], jax.Array] | None = None,
     loss_scale: DynamicScale | None = None,
+    frozen: Callable[[PyTree], PyTree] = nothing,
 ) -> TrainStep:
     """Builds a training step whose result does not depend on the number of devices, to the bit.
 
@@ -120,8 +125,8 @@ def make_reproducible_step(
       loss_fn: as for `make_train_step`; sees one logical shard of one microbatch, and must not
         communicate.  Statistics of a batch are those of a logical shard.
       logical_shards: S, a power of two; the most devices that can take part.
-      optimizer, mesh, microbatches, clip_norm, compute_dtype, seed, learning_rate, loss_scale: as
-        for `make_train_step`.
+      optimizer, mesh, microbatches, clip_norm, compute_dtype, seed, learning_rate, loss_scale,
+        frozen: as for `make_train_step`.
 
     Returns:
       A `TrainStep` whose `run` is a `Pipeline`; the devices may be 1, 2, 4, .. S.
@@ -133,7 +138,11 @@ def make_reproducible_step(
     check_shards(logical_shards, mesh.size)
     scaling = loss_scaling(compute_dtype, loss_scale)
     optimizer = optax.with_extra_args_support(optimizer)
+    applied = replicated_update(optimizer, _SUMMED, AXIS, clip_norm)
     true_loss = checked_loss(without_collectives(loss_fn), compute_dtype)
+
+    def split(params: PyTree) -> tuple[PyTree, PyTree]:
+        return partition(params, frozen(params))
 
     def reads(state: TrainState) -> TrainState:
         return state._replace(
@@ -143,10 +152,9 @@ def make_reproducible_step(
     def sums(state: TrainState, shards: Shards) -> Packed:
         number, batch = jax.tree.map(lambda x: x[0], shards)
         key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
-        loss = scaled(true_loss, state.loss_scale)
-        found = shard_sums(
-            loss, state.params, state.model_state, batch, key, number, logical_shards
-        )
+        trained, fixed = split(state.params)
+        loss = with_frozen(scaled(true_loss, state.loss_scale), fixed)
+        found = shard_sums(loss, trained, state.model_state, batch, key, number, logical_shards)
         return jax.tree.map(lambda x: x[None], pack(unscaled(found, state.loss_scale)))
 
     def reduce(turns: Sequence[Packed]) -> Packed:
@@ -156,17 +164,15 @@ def make_reproducible_step(
         return jax.tree.map(one, *turns)
 
     def update(state: TrainState, total: Packed) -> tuple[TrainState, Metrics]:
-        grads, model_state, metrics = global_means(unpack(total))
-        norm = optax.tree.norm(grads)
-        if clip_norm is not None:
-            grads = clip(grads, norm, clip_norm)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, step=state.step)
-        params = optax.apply_updates(state.params, updates)
-        new = state._replace(params=params, model_state=model_state, opt_state=opt_state)
-        return settled(state, new, metrics, norm, scaling, learning_rate)
+        trained, fixed = split(state.params)
+        new = applied.apply(unpack(total), trained, state.opt_state, (), state.step)
+        after = state._replace(
+            params=combine(new.params, fixed), model_state=new.model_state, opt_state=new.opt_state
+        )
+        return settled(state, after, new.metrics, new.norm, scaling, learning_rate)
 
     def first_state(params: PyTree, model_state: PyTree) -> TrainState:
-        opt_state = optimizer.init(params)
+        opt_state = applied.init(mesh, split(params)[0])
         return blank_state(
             mesh, scaling, params=params, model_state=model_state, opt_state=opt_state
         )

@@ -14,7 +14,7 @@ from jaxdp.errors import UserError
 from jaxdp.loss_path import refuse_integers
 from jaxdp.mesh import AXIS
 from jaxdp.plan import Plan
-from jaxdp.state import TrainState
+from jaxdp.state import AS_IT_IS, SavedForm, TrainState
 from jaxdp.steps.shards import by_turns
 from jaxdp.types import Batch, PyTree
 
@@ -51,6 +51,7 @@ class TrainStep:
       first_state: (params, model_state) -> the state before step 0, placed.
       planned: (state, placed batch), or their shapes -> the collectives of `run`; None where nobody
         stated them.
+      form: how the state is kept in checkpoints.
       logical_shards: into how many every part is cut, whatever the number of devices; None: into
         as many as there are devices.
     """
@@ -60,6 +61,7 @@ class TrainStep:
     parts: int
     first_state: Callable[[PyTree, PyTree], TrainState]
     planned: Callable[[TrainState, Any], Plan | None]
+    form: SavedForm = AS_IT_IS
     logical_shards: int | None = None
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:

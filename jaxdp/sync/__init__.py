@@ -2,6 +2,15 @@
 
 from jaxdp.sync.all_reduce import all_reduce_sync
 from jaxdp.sync.buckets import Bucket, plan_buckets
+from jaxdp.sync.sharded import ShardedSync, sharded_sync
 from jaxdp.sync.types import GradSync, Sums
 
-__all__ = ["Bucket", "GradSync", "Sums", "all_reduce_sync", "plan_buckets"]
+__all__ = [
+    "Bucket",
+    "GradSync",
+    "ShardedSync",
+    "Sums",
+    "all_reduce_sync",
+    "plan_buckets",
+    "sharded_sync",
+]
