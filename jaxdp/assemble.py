@@ -17,7 +17,13 @@ from jaxdp.mesh import data_mesh
 from jaxdp.models import build_model
 from jaxdp.optim import build_optimizer, build_schedule
 from jaxdp.state import TrainState
-from jaxdp.steps import TrainStep, make_local_sgd_step, make_train_step, outer_sgd
+from jaxdp.steps import (
+    TrainStep,
+    make_local_sgd_step,
+    make_reproducible_step,
+    make_train_step,
+    outer_sgd,
+)
 from jaxdp.sync import (
     GradSync,
     ShardedSync,
@@ -113,14 +119,18 @@ def what_travels(config: Config) -> str:
     return sync.wire
 
 
-def _step_builder(config: Config) -> Callable[..., TrainStep]:
-    if config.sync.local_steps is None:
-        return make_train_step
-    return partial(
-        make_local_sgd_step,
-        local_steps=config.sync.local_steps,
-        outer_optimizer=outer_sgd(config.sync.outer_learning_rate, config.sync.outer_momentum),
-    )
+def _step_builder(config: Config, algorithm: str | None) -> Callable[..., TrainStep]:
+    """The builder with what is its own; `algorithm` in place of `sync.algorithm` if given."""
+    if config.sync.logical_shards is not None:
+        return partial(make_reproducible_step, logical_shards=config.sync.logical_shards)
+    builder: Callable[..., TrainStep] = make_train_step
+    if config.sync.local_steps is not None:
+        builder = partial(
+            make_local_sgd_step,
+            local_steps=config.sync.local_steps,
+            outer_optimizer=outer_sgd(config.sync.outer_learning_rate, config.sync.outer_momentum),
+        )
+    return partial(builder, sync=make_sync(config, algorithm))
 
 
 def assemble(
@@ -144,10 +154,9 @@ def assemble(
     rates = {name: optimizer[name] for name in _SCHEDULE}
     dtype = None if config.compute_dtype == "float32" else config.compute_dtype
     make_step = partial(
-        _step_builder(config),
+        _step_builder(config, algorithm),
         loss_fn=loss_fn,
         optimizer=build_optimizer(**optimizer),
-        sync=make_sync(config, algorithm),
         mesh=mesh,
         microbatches=config.microbatches,
         clip_norm=config.optimizer.clip_norm,

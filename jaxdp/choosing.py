@@ -6,6 +6,7 @@ from jaxdp.comparison import fastest
 from jaxdp.config import Config
 from jaxdp.data import Dataset
 from jaxdp.hlo import format_bytes
+from jaxdp.steps import reproducible
 from jaxdp.trees import count_bytes
 from jaxdp.types import Device
 
@@ -26,6 +27,8 @@ def choose_algorithm(config: Config, dataset: Dataset, devices: list[Device]) ->
       UserError: `sync.tune_file` is missing or damaged.
     """
     sync = config.sync
+    if sync.logical_shards is not None:
+        return Choice(*reproducible.described(sync.logical_shards, devices[0].platform))
     if sync.algorithm != "auto":
         how = _HOW_OFTEN[sync.compression]
         if sync.bucket_bytes is not None:

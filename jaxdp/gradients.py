@@ -15,13 +15,27 @@ from jaxdp.types import Batch, LossFn, PyTree
 def local_sums(
     loss: LossFn, params: PyTree, model_state: PyTree, batch: Batch, key: jax.Array, axis_name: str
 ) -> Sums:
-    """What this device gives to the reduction: `accumulated`, the model state times its weight."""
-    sums, model_state = accumulated(loss, params, model_state, batch, key, axis_name)
+    """What this device gives to the reduction: `shard_sums` of the shard with its number."""
+    rank, n = lax.axis_index(axis_name), lax.axis_size(axis_name)
+    return shard_sums(loss, params, model_state, batch, key, rank, n)
+
+
+def shard_sums(
+    loss: LossFn,
+    params: PyTree,
+    model_state: PyTree,
+    batch: Batch,
+    key: jax.Array,
+    number: jax.Array,
+    shards: int,
+) -> Sums:
+    """What a shard gives to the reduction: `accumulated`, the model state times its weight."""
+    sums, model_state = accumulated(loss, params, model_state, batch, key, number, shards)
     return sums | {"model_state": weighted(model_state, sums["scalars"]["loss"][1])}
 
 
 def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
-    """The tree times a device's weight, for a mean over devices."""
+    """The tree times a shard's weight, for a mean over shards."""
     return jax.tree.map(lambda x: x * weight.astype(x.dtype), tree)
 
 
@@ -31,10 +45,11 @@ def accumulated(
     model_state: PyTree,
     batch: Batch,
     key: jax.Array,
-    axis_name: str,
+    number: jax.Array,
+    shards: int,
     first_part: jax.Array | int = 0,
 ) -> tuple[Sums, PyTree]:
-    """This device's sums over its microbatches, of "grads" and "scalars", and the model state.
+    """A shard's sums over its microbatches, of "grads" and "scalars", and the model state.
 
     Args:
       loss: as `loss_path.checked_loss` returns it.
@@ -43,12 +58,14 @@ def accumulated(
       batch: leaves `[microbatches, b, ...]`.
       key: the step's random key; example i of the global batch gets `fold_in(key, i)`, so that
         its randomness is the same however the batch is spread over devices.
-      axis_name: the mesh axis of the devices.
+      number: int32 scalar, of the shard (a device's, or a logical one): it holds examples
+        number * b to (number + 1) * b of every microbatch.
+      shards: into how many every microbatch is cut.
       first_part: int scalar, how many parts of the global batch come before these microbatches.
     """
     microbatches, b = jax.tree.leaves(batch)[0].shape[:2]
-    first_of_microbatch = (first_part + jnp.arange(microbatches)) * b * lax.axis_size(axis_name)
-    row = lax.axis_index(axis_name) * b + jnp.arange(b)
+    first_of_microbatch = (first_part + jnp.arange(microbatches)) * b * shards
+    row = number * b + jnp.arange(b)
 
     def one(model_state: PyTree, microbatch: tuple[jax.Array, Batch]) -> tuple[Sums, PyTree]:
         first, examples = microbatch

@@ -8,6 +8,7 @@ from typing import Any
 KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute",
          "collective-broadcast")  # fmt: skip
 
+_MODULE = re.compile(r"^(?=HloModule )", re.MULTILINE)
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([\w\-]+)\(")
 _CALLED = re.compile(
@@ -36,7 +37,16 @@ class Collective:
 
 
 def collectives(text: str) -> list[Collective]:
-    """The collectives of a compiled program, from `compiled.as_text()`."""
+    """The collectives of a compiled program, or of several one after the other.
+
+    Args:
+      text: from `compiled.as_text()`.
+    """
+    # names of computations are a program's own
+    return [one for module in _MODULE.split(text) for one in _of_module(module)]
+
+
+def _of_module(text: str) -> list[Collective]:
     computations = _computations(text)
     looped = _in_loops(computations)
     found = []

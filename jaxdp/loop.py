@@ -20,7 +20,7 @@ from jaxdp.errors import NumericsError
 from jaxdp.guard import FaultError, Guard
 from jaxdp.mesh import replicate
 from jaxdp.state import TrainState
-from jaxdp.steps import TrainStep
+from jaxdp.steps import CompiledStep, TrainStep
 from jaxdp.types import Batch
 from jaxdp.wording import counted
 
@@ -68,7 +68,7 @@ class FitResult:
     waited_s: float = 0.0
     compile_s: float = 0.0
     evaluation: Mapping[str, float] = field(default_factory=dict)
-    compiled: jax.stages.Compiled | None = None
+    compiled: CompiledStep | None = None
 
 
 def fit(
@@ -81,7 +81,7 @@ def fit(
     save: Every | None = None,
     log: Every | None = None,
     guard: Guard | None = None,
-    on_compiled: Callable[[jax.stages.Compiled, float], None] = lambda compiled, seconds: None,
+    on_compiled: Callable[[CompiledStep, float], None] = lambda compiled, seconds: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> FitResult:
     """Trains from `state.step` to `steps`.

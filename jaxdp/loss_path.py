@@ -10,6 +10,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 
 from jaxdp.columns import taken
 from jaxdp.errors import UserError
+from jaxdp.mesh import AXIS
 from jaxdp.plan import Plan, Planned
 from jaxdp.trees import named_leaves
 from jaxdp.types import Batch, LossFn, LossOut, PyTree
@@ -101,6 +102,27 @@ def refuse_collectives(loss_fn: LossFn, *args: Any) -> None:
             )
 
 
+def without_collectives(loss_fn: LossFn) -> LossFn:
+    """`loss_fn`, which must not communicate at all, not even by functions that are allowed to.
+
+    Raises (while traced):
+      UserError: naming the collective.
+    """
+
+    def alone(*args: Any) -> Any:
+        # with an axis to speak of, a collective is found here and not at its missing axis
+        jaxpr = jax.make_jaxpr(loss_fn, axis_env=[(AXIS, 2)])(*args).jaxpr
+        for name in primitives(jaxpr, within_allowed=True):
+            if _collective(name) in _COLLECTIVES:
+                raise UserError(
+                    f"the loss calls the collective {name}, as batch norm over all devices does; "
+                    "expected none: logical shards are computed one by one, each by itself"
+                )
+        return loss_fn(*args)
+
+    return alone
+
+
 def _refuse_allowed(loss_fn: LossFn, *args: Any) -> None:
     if any(_reductions(jax.make_jaxpr(loss_fn)(*args).jaxpr)):
         raise UserError(
@@ -119,15 +141,16 @@ def allowed_in_loss(function: Callable[..., Any]) -> Callable[..., Any]:
     return wraps(function)(jax.jit(allowed))
 
 
-def primitives(jaxpr: Any) -> Iterator[str]:
-    """The names of a jaxpr's primitives at any depth, but for functions that are allowed."""
+def primitives(jaxpr: Any, *, within_allowed: bool = False) -> Iterator[str]:
+    """The names of a jaxpr's primitives at any depth, by default but for allowed functions."""
     for eqn in jaxpr.eqns:
-        if _is_allowed(eqn):
+        if _is_allowed(eqn) and not within_allowed:
             continue
         yield eqn.primitive.name
         for value in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr):
             if _is_jaxpr(value):
-                yield from primitives(getattr(value, "jaxpr", value))
+                inner = getattr(value, "jaxpr", value)
+                yield from primitives(inner, within_allowed=within_allowed)
 
 
 def _collective(primitive: str) -> str:

@@ -36,6 +36,26 @@ def test_a_collective_in_a_loop_is_seen(mesh_of):
     assert found.in_loop
 
 
+def test_programs_one_after_the_other_are_read_apart():
+    looped, plain = (
+        """HloModule one
+body.1 (x: f32[2]) -> f32[2] {
+  ROOT %n = f32[2]{0} negate(%x)
+}
+ENTRY main (x: f32[2]) -> f32[2] {
+  ROOT %w = f32[2]{0} while(%x), condition=cond.1, body=body.1
+}
+""",
+        """HloModule two
+ENTRY body.1 (x: f32[2]) -> f32[2] {
+  ROOT %r = f32[2]{0} all-reduce(%x), to_apply=add
+}
+""",
+    )
+    [found] = hlo.collectives(looped + plain)
+    assert (found.kind, found.in_loop) == ("all-reduce", False)
+
+
 def test_asynchronous_forms_of_other_targets():
     text = """
 ENTRY %main (p: f32[8]) -> f32[8] {

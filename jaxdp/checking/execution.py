@@ -15,7 +15,7 @@ from jaxdp.checkpoints import Checkpoints
 from jaxdp.mesh import data_mesh
 from jaxdp.plan import Plan, as_planned, compare, found_totals, looped
 from jaxdp.state import TrainState
-from jaxdp.steps import TrainStep
+from jaxdp.steps import CompiledStep, TrainStep
 from jaxdp.trees import count_bytes, named_leaves
 from jaxdp.types import Device
 
@@ -34,7 +34,7 @@ class Run(NamedTuple):
     """
 
     step: TrainStep
-    compiled: jax.stages.Compiled
+    compiled: CompiledStep
     state: TrainState
     saved: Path
     donated: tuple[int, int]

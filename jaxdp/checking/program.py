@@ -27,6 +27,7 @@ def check_and_tell(config: Config) -> int:
         raise UserError(*mistakes)
     if len(devices) < 2:
         raise UserError("devices: 1; expected at least 2, to be held against one: --devices 4")
+    shards = config.sync.logical_shards
     subject = subject_of(config, dataset, devices)
     local_steps = config.sync.local_steps
     emulated = "emulated " if devices[0].platform == "cpu" else ""
@@ -35,7 +36,7 @@ def check_and_tell(config: Config) -> int:
         f"{subject.size} of {config.global_batch} examples a step, "
         f"{counted(config.microbatches, 'microbatch')}, "
         + (f"{local_steps} local steps, " if local_steps is not None else "")
-        + f"sync {config.sync.algorithm}",
+        + ("sync " + (config.sync.algorithm if shards is None else f"in {shards} logical shards")),
         flush=True,
     )
     lines = run_check(subject, devices, lambda line: print(text(line), flush=True))

@@ -25,7 +25,7 @@ class Subject:
 
     Attributes:
       loss_fn: what is trained.
-      make_step: (mesh=, **options of make_train_step to be replaced) -> TrainStep.
+      make_step: (mesh=, **options of its maker to be replaced) -> TrainStep.
       init: () -> (params, model state), the same each time.
       batches: the data stream; only the first `size` examples of each batch are used.
       size: examples per step.
@@ -62,7 +62,8 @@ def subject_of(config: Config, dataset: Dataset, devices: list[Device]) -> Subje
     job: Job = assemble(config, dataset, devices)
     lossless = _lossless(config)
     local_steps = config.sync.local_steps
-    parts = config.microbatches * len(devices) * (local_steps or 1)
+    shares = config.sync.logical_shards or len(devices) * (local_steps or 1)
+    parts = config.microbatches * shares
 
     def init() -> tuple[PyTree, PyTree]:
         state = job.init()

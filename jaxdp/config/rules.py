@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
+from jaxdp.config import shard_rules
 from jaxdp.config.compression_rules import (
     fraction_is_sent,
     has_gradients,
@@ -17,6 +18,7 @@ from jaxdp.config.compression_rules import (
 )
 from jaxdp.config.keys import SECTIONS, flatten
 from jaxdp.config.schema import HALVED_ALGORITHMS, INT8_ALGORITHMS, Config, Guard, Sync
+from jaxdp.config.shard_rules import is_power_of_two
 from jaxdp.config.words import either
 from jaxdp.sizes import parse_bytes
 
@@ -44,9 +46,12 @@ def _batch_splits(
     microbatches: int,
     devices: int | Literal["auto"],
     local_steps: int | None,
+    shards: int | None,
 ) -> str | None:
     factors = {"microbatches": microbatches}
-    if devices != "auto":  # whatever their number will be, the others have to divide
+    if shards is not None and is_power_of_two(shards):  # a multiple of devices
+        factors["sync.logical_shards"] = shards
+    elif devices != "auto":  # whatever their number will be, the others have to divide
         factors["devices"] = devices
     if local_steps is not None:
         factors["sync.local_steps"] = local_steps
@@ -218,7 +223,11 @@ def _limit_is_used(limit: int, nonfinite: str) -> str | None:
 
 
 DEVICE_RULES = (
-    Rule(("global_batch", "microbatches", "devices", "sync.local_steps"), _batch_splits),
+    Rule(
+        ("global_batch", "microbatches", "devices", "sync.local_steps", "sync.logical_shards"),
+        _batch_splits,
+    ),
+    Rule(("devices", "sync.logical_shards"), shard_rules.devices_share),
     Rule(("eval.batch", "devices"), _eval_batch_splits),
 )
 RULES = (
@@ -246,6 +255,13 @@ RULES = (
     Rule(("sync.algorithm", "sync.shard_optimizer"), _has_halves),
     Rule(("sync.shard_optimizer", "sync.bucket_bytes"), _one_message),
     Rule(("sync.shard_optimizer", "optimizer.kind"), _is_elementwise),
+    Rule(("sync.logical_shards",), shard_rules.doubles),
+    Rule(("sync.algorithm", "sync.logical_shards"), shard_rules.adds_in_a_tree),
+    Rule(("sync.bucket_bytes", "sync.logical_shards"), shard_rules.has_no_effect),
+    Rule(("sync.local_steps", "sync.logical_shards"), shard_rules.is_another_algorithm),
+    Rule(("sync.shard_optimizer", "sync.logical_shards"), shard_rules.is_whole),
+    Rule(("sync.wire", "sync.logical_shards"), shard_rules.is_exact),
+    Rule(("model.batch_norm", "sync.logical_shards"), shard_rules.normalises_alone),
     Rule(("guard.divergence", "checkpoint.every"), _has_checkpoints),
     Rule(("guard.nonfinite", "checkpoint.every"), _has_checkpoints),
     Rule(("guard.divergence", "guard.every"), _compares),

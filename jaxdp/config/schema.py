@@ -112,6 +112,11 @@ class Sync(Section):
         default=0.0,
         description="with sync.local_steps: Nesterov momentum of these averages; DiLoCo: 0.9",
     )
+    logical_shards: Count | None = Field(
+        default=None,
+        description="parts, a power of two, whose sums are added in one tree: the same bits for "
+        "1, 2, 4, .. devices up to as many; null: no such promise, and faster",
+    )
 
 
 class Checkpoint(Section):

@@ -233,8 +233,9 @@ def _inner_step(
 
     def step(start: _Replica, part: tuple[jax.Array, Batch]) -> tuple[_Replica, PyTree]:
         first_part, batch = part
+        rank, n = lax.axis_index(AXIS), lax.axis_size(AXIS)
         sums, model_state = accumulated(
-            loss, start.params, start.model_state, batch, key, AXIS, first_part
+            loss, start.params, start.model_state, batch, key, rank, n, first_part
         )
         sums = unscaled(sums, state.loss_scale)
         # over the examples of this device alone

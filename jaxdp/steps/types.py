@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +15,27 @@ from jaxdp.loss_path import refuse_integers
 from jaxdp.mesh import AXIS
 from jaxdp.plan import Plan
 from jaxdp.state import AS_IT_IS, SavedForm, TrainState
+from jaxdp.steps.shards import by_turns
 from jaxdp.types import Batch, PyTree
 
 Metrics = Mapping[str, jax.Array]
+
+
+class CompiledStep(Protocol):
+    """A `jax.stages.Compiled`, or what stands for several of them.
+
+    Attributes:
+      args_info: ((state, batch), {}), of shapes and dtypes.
+    """
+
+    @property
+    def args_info(self) -> Any: ...
+
+    def as_text(self) -> str | None:
+        """What the compiler made of it, for `jaxdp.hlo`."""
+        ...
+
+    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]: ...
 
 
 @dataclass(frozen=True)
@@ -27,28 +45,31 @@ class TrainStep:
     `state` is donated: the arrays that were passed in are gone afterwards.
 
     Attributes:
-      run: (state, placed batch) -> (state, metrics), a jitted function.
+      run: (state, placed batch) -> (state, metrics), a jitted function or a `Pipeline` of some.
       mesh: the devices.
       parts: in how many parts, one after the other, a device works off its share of a batch.
       first_state: (params, model_state) -> the state before step 0, placed.
       planned: (state, placed batch), or their shapes -> the collectives of `run`; None where nobody
         stated them.
       form: how the state is kept in checkpoints.
+      logical_shards: into how many every part is cut, whatever the number of devices; None: into
+        as many as there are devices.
     """
 
-    run: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+    run: Callable[[TrainState, Any], tuple[TrainState, Metrics]]
     mesh: Mesh
     parts: int
     first_state: Callable[[PyTree, PyTree], TrainState]
-    planned: Callable[[TrainState, Batch], Plan | None]
+    planned: Callable[[TrainState, Any], Plan | None]
     form: SavedForm = AS_IT_IS
+    logical_shards: int | None = None
 
-    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         """One optimizer step.
 
         Args:
           state: from `init`, or from the step before.
-          batch: from `place`: leaves `[parts, devices * b, ...]`.
+          batch: from `place`.
 
         Returns:
           The new state, and float32 scalars: loss, weight, grad_norm (of the reduced gradient,
@@ -74,7 +95,7 @@ class TrainStep:
         model_state = {} if model_state is None else model_state
         return self.first_state(jax.tree.map(jnp.array, params), model_state)
 
-    def plan(self, state: TrainState, batch: Batch) -> Plan | None:
+    def plan(self, state: TrainState, batch: Any) -> Plan | None:
         """The collectives of the compiled step; None if the synchronisation does not state them.
 
         Args:
@@ -82,7 +103,7 @@ class TrainStep:
         """
         return self.planned(*jax.tree.map(_shape, (state, batch)))
 
-    def place(self, batch: Batch) -> Batch:
+    def place(self, batch: Batch) -> Any:
         """Puts a global batch from the host on the devices.
 
         Part m holds examples m * B / M to (m + 1) * B / M whatever the number of devices.
@@ -90,23 +111,30 @@ class TrainStep:
         Args:
           batch: NumPy arrays `[B, ...]`.
 
+        Returns:
+          Leaves `[parts, devices * b, ...]`; with logical shards, `shards.by_turns` of them.
+
         Raises:
-          UserError: parts x devices does not divide B, or arrays differ in length.
+          UserError: parts x devices (or logical shards) does not divide B, or arrays differ in
+            length.
         """
         lengths = {name: len(x) if np.ndim(x) else 0 for name, x in batch.items()}
         if len(set(lengths.values())) != 1:
             raise UserError(f"batch: arrays of lengths {lengths}; expected one length for all")
-        return jax.device_put(
-            {name: self._cut(name, x) for name, x in batch.items()},
-            NamedSharding(self.mesh, P(None, AXIS)),
-        )
+        cut = {name: self._cut(name, x) for name, x in batch.items()}
+        if self.logical_shards is None:
+            return jax.device_put(cut, NamedSharding(self.mesh, P(None, AXIS)))
+        turns = by_turns(cut, self.logical_shards, self.mesh.size)
+        return jax.device_put(turns, NamedSharding(self.mesh, P(AXIS)))
 
     def _cut(self, name: str, x: np.ndarray) -> np.ndarray:
-        parts = self.parts * self.mesh.size
+        shards = self.logical_shards or self.mesh.size
+        what = "devices" if self.logical_shards is None else "logical shards"
+        parts = self.parts * shards
         if x.ndim == 0 or x.shape[0] % parts or not x.shape[0]:
             raise UserError(
                 f"batch[{name!r}]: shape {x.shape}; expected a first dimension divisible by "
-                f"{parts} ({self.parts} parts x {self.mesh.size} devices)"
+                f"{parts} ({self.parts} parts x {shards} {what})"
             )
         return x.reshape(self.parts, -1, *x.shape[1:])
 

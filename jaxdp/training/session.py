@@ -4,8 +4,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import jax
-
 from jaxdp import hlo
 from jaxdp.assemble import Job
 from jaxdp.checkpoints import Checkpoints
@@ -19,6 +17,7 @@ from jaxdp.report.record import Stopwatch, run_facts
 from jaxdp.report.runfolder import environment, write_atomically, write_json
 from jaxdp.report.runlog import RunLog
 from jaxdp.state import TrainState
+from jaxdp.steps import CompiledStep
 from jaxdp.training.resuming import Meta
 
 
@@ -125,7 +124,7 @@ class Session:
         for line in lines:
             self.reporter.line(f"warning: {line}")
 
-    def _begin(self, state: TrainState, compiled: jax.stages.Compiled, seconds: float) -> None:
+    def _begin(self, state: TrainState, compiled: CompiledStep, seconds: float) -> None:
         """Writes the run's files.  Before, a mistake of the user could still come to light."""
         config = self.config.model_copy(update={"out": str(self.out), "resume": False})
         write_atomically(self.out / "config.yaml", to_yaml(config))

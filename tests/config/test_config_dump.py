@@ -60,6 +60,7 @@ sync:
   local_steps: null
   outer_learning_rate: 1.0
   outer_momentum: 0.0
+  logical_shards: null
 checkpoint:
   every: 0
   keep: 3

@@ -194,6 +194,47 @@ def test_defaults_break_nothing():
             "sync.local_steps; set model.batch_norm local",
         ),
         (
+            {"sync": Sync(logical_shards=6)},
+            "sync.logical_shards: 6 is no power of two; the nearest valid values are 4 and 8",
+        ),
+        (
+            {"sync": Sync(logical_shards=8), "devices": 16},
+            "devices: 16 cannot share sync.logical_shards = 8; expected 1, 2, 4 or 8",
+        ),
+        (
+            {"sync": Sync(logical_shards=8), "microbatches": 3, "global_batch": 100},
+            "global_batch: 100 is not divisible by microbatches x sync.logical_shards = 3 x 8 = 24;"
+            " the nearest valid values are 96 and 120",
+        ),
+        (
+            {"sync": Sync(logical_shards=8, algorithm="ring")},
+            "sync.algorithm: ring adds in another order than sync.logical_shards; "
+            "set sync.algorithm recursive_doubling",
+        ),
+        (
+            {"sync": Sync(logical_shards=8, bucket_bytes=5)},
+            "sync.bucket_bytes: 5 has no effect with sync.logical_shards; remove one of them",
+        ),
+        (
+            {"sync": Sync(logical_shards=8, local_steps=3)},
+            "sync.local_steps: 3 gives other results on other devices; remove sync.logical_shards",
+        ),
+        (
+            {"sync": Sync(logical_shards=8, shard_optimizer=True)},
+            "sync.shard_optimizer: true updates other parts on other devices; "
+            "remove sync.logical_shards",
+        ),
+        (
+            {"sync": Sync(logical_shards=8, wire="bfloat16")},
+            "sync.wire: bfloat16 rounds on the way, by the number of devices; "
+            "set sync.wire float32 with sync.logical_shards",
+        ),
+        (
+            {"sync": Sync(logical_shards=8), "model": Resnet()},
+            "model.batch_norm: sync needs all devices at once, but with sync.logical_shards each "
+            "shard is computed by itself; set model.batch_norm local",
+        ),
+        (
             {"data": Npz(path="a", heldout_path="b", heldout_fraction=0.2)},
             "data.heldout_fraction: 0.2 has no effect, since data.heldout_path is given; "
             "remove one of them",
@@ -246,6 +287,8 @@ def test_broken_rule(keys, line):
         {"sync": Sync(wire="bfloat16", algorithm="auto")},
         {"sync": Sync(compression="top_k", top_k_fraction=1, algorithm="ring")},
         {"sync": Sync(compression="power_sgd", power_sgd_rank=1, algorithm="double_tree")},
+        {"sync": Sync(logical_shards=8, algorithm="recursive_doubling"), "devices": 4},
+        {"sync": Sync(logical_shards=2), "model": Resnet(batch_norm="local")},
     ],
 )
 def test_kept_rules(keys):
@@ -265,6 +308,14 @@ def test_check_devices_counts_what_auto_left_open():
         "global_batch: 96 is not divisible by microbatches x devices = 1 x 64 = 64; "
         "the nearest valid values are 64 and 128",
         "eval.batch: 10 is not divisible by devices = 64; the nearest valid value is 64",
+    ]
+
+
+def test_check_devices_knows_what_can_share_logical_shards():
+    config = Config(sync=Sync(logical_shards=4))
+    assert [check_devices(config, n) for n in (1, 2, 4)] == [[]] * 3
+    assert check_devices(config, 3) == [
+        "devices: 3 cannot share sync.logical_shards = 4; expected 1, 2 or 4"
     ]
 
 

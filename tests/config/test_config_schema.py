@@ -49,6 +49,7 @@ DEFAULTS = {
     "sync.local_steps": None,
     "sync.outer_learning_rate": 1.0,
     "sync.outer_momentum": 0.0,
+    "sync.logical_shards": None,
     "checkpoint.every": 0,
     "checkpoint.keep": 3,
     "eval.every": 0,
