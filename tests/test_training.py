@@ -143,9 +143,13 @@ def test_stopped_and_then_made_shorter_is_complete(tmp_path):
     assert not run(tmp_path / "a", resume=True, steps=7)["stopped"]
 
 
-def test_c5_killed_before_the_summary_it_is_written_by_the_next_start(tmp_path):
+@pytest.mark.parametrize("damage", ["killed", "damaged"])
+def test_c5_killed_before_the_summary_it_is_written_by_the_next_start(damage, tmp_path):
     first = run(tmp_path / "a")
-    (tmp_path / "a" / "summary.json").unlink()
+    if damage == "killed":
+        (tmp_path / "a" / "summary.json").unlink()
+    else:
+        (tmp_path / "a" / "summary.json").write_text('{"steps": 24, "stopped": false}')
     again = run(tmp_path / "a", resume="auto")
     assert again["eval"] == first["eval"]
     assert again["params_digest"] == first["params_digest"]

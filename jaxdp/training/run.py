@@ -68,9 +68,9 @@ def run_training(
             with clock.on("saving"):
                 checkpoints.wait()
         except (NumericsError, StorageError) as error:
-            write_failure(out, error, clock, reporter)
+            write_failure(out, error, clock, reporter, guard.record())
             raise
-    summary = summarize(choice, job, result, config.steps, session.meta, clock) | guard.record()
+    summary = summarize(choice, job, result, config.steps, session.meta, guard, clock)
     write_json(out / "summary.json", summary)
     write_report(out, reporter)
     return summary
