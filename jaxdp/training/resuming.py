@@ -4,9 +4,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from jaxdp.config import Config, diff, load_config
+from jaxdp.config import Config, bare, diff, load_config
 from jaxdp.errors import UserError
-from jaxdp.report.progress import Reporter
 
 # keys that may differ when a run is resumed: they do not change what was learned so far
 _MAY_CHANGE = (
@@ -37,8 +36,11 @@ class Meta:
         return replace(self, train_seconds=saved.get("train_seconds", 0.0))
 
 
-def check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:
-    """A run goes on with what it began with; what may change is told.
+def check_unchanged(config: Config, out: Path) -> list[str]:
+    """A run goes on with what it began with.
+
+    Returns:
+      A line for each key that may change and has changed.
 
     Raises:
       UserError: a key that may not change has changed.
@@ -49,11 +51,13 @@ def check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:
     if refused:
         raise UserError(
             *(
-                f"{key}: {new} now and {old} in {out / 'config.yaml'}; a resumed run keeps it: "
-                "start a new run with --out"
+                f"{key}: {bare(new)} now and {bare(old)} in {out / 'config.yaml'}; a resumed "
+                "run keeps it: start a new run with --out"
                 for key, (old, new) in refused.items()
             )
         )
-    told = {k: v for k, v in changed.items() if k not in ("out", "resume")}
-    for key, (old, new) in told.items():
-        reporter.line(f"resuming with {key} {new} instead of {old}")
+    return [
+        f"resuming with {key} {bare(new)} instead of {bare(old)}"
+        for key, (old, new) in changed.items()
+        if key not in ("out", "resume")
+    ]

@@ -44,8 +44,7 @@ def run_training(
     reporter, clock = reporter or SilentReporter(), Stopwatch()
     out = Path(config.out or "runs/default")
     resuming = check_run_folder(out, config.resume)
-    if resuming:
-        check_unchanged(config, out, reporter)
+    changes = check_unchanged(config, out) if resuming else []
     if config.log.tensorboard:
         check_tensorboard()
     job, choice = _prepare(config)
@@ -61,7 +60,7 @@ def run_training(
         if (summary := complete(out, int(state.step), config.steps)) is not None:
             reporter.line(f"nothing to do: the run in {out} is complete")
             return summary
-        for line in introduction(config, job, state, choice):
+        for line in [*changes, *introduction(config, job, state, choice)]:
             reporter.line(line)
         try:
             result = session.fit(state, should_stop)
