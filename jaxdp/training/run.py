@@ -12,10 +12,10 @@ from jaxdp.config import Config, check_devices
 from jaxdp.errors import NumericsError, StorageError, UserError
 from jaxdp.guard import Guard
 from jaxdp.mesh import use_devices
+from jaxdp.report.board import check_tensorboard
 from jaxdp.report.progress import Reporter, SilentReporter
 from jaxdp.report.record import Stopwatch, write_failure, write_report
 from jaxdp.report.runfolder import check_run_folder, create_run_folder, write_json
-from jaxdp.report.runlog import check_tensorboard
 from jaxdp.training.introduction import introduction
 from jaxdp.training.resuming import Meta, check_unchanged
 from jaxdp.training.session import Session
