@@ -45,7 +45,8 @@ def _train(config: "Config") -> int:
         from jaxdp.report.progress import make_reporter
         from jaxdp.training import describe_summary, run_training
 
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells its steps there
+    for name in ("absl", "asyncio"):  # Orbax's steps, and tracebacks of what it raises as well
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     reporter = make_reporter(config.log.progress, config.steps)
     with _stop_request() as stop:
         summary = run_training(config, reporter, lambda: bool(stop))
