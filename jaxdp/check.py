@@ -3,8 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-from jaxdp.config import help_text, load_config, parse_args
-from jaxdp.errors import Exit, exit_code
+from jaxdp.errors import Exit, exit_code, interrupted_at_once
 
 PROG = "python -m jaxdp.check"
 
@@ -15,13 +14,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
+    with interrupted_at_once():
+        from jaxdp.config import help_text, load_config, parse_args
+
     args = parse_args(argv, PROG)
     if args.help:
         print(help_text(prog=PROG))
         return Exit.DONE
     config = load_config(args.config_path, args.overrides)
     # JAX starts here, after every mistake that can be found without it
-    from jaxdp.checking.program import check_and_tell
+    with interrupted_at_once():
+        from jaxdp.checking.program import check_and_tell
 
     return check_and_tell(config)
 

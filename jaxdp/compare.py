@@ -4,10 +4,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from jaxdp.comparison import processes
-from jaxdp.errors import UserError, exit_code
+from jaxdp.errors import UserError, exit_code, interrupted_at_once
 from jaxdp.sizes import parse_bytes
 
 PROG = "python -m jaxdp.compare"
@@ -34,6 +34,10 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UserError(f"{message}; see {PROG} --help")
+
+    def print_help(self, file: Any = None) -> None:
+        """Where it cannot be written, the base class says nothing."""
+        print(self.format_help(), end="", file=file)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -156,15 +160,17 @@ def _check(args: argparse.Namespace) -> None:
 
 def _check_algorithms(args: argparse.Namespace) -> None:
     """Mistakes that every process would report: found once, before they are started."""
-    from jaxdp.comparison.run import check_algorithms
-    from jaxdp.comparison.session import names
+    with interrupted_at_once():
+        from jaxdp.comparison.run import check_algorithms
+        from jaxdp.comparison.session import names
 
     check_algorithms(args.op, names(args), args.devices or args.nproc_per_node)
 
 
 def _compare(args: argparse.Namespace) -> int:
     # JAX starts here, after every mistake that can be found without it
-    from jaxdp.comparison.session import compare_and_tell, draw
+    with interrupted_at_once():
+        from jaxdp.comparison.session import compare_and_tell, draw
 
     if args.draw:
         return draw(args)

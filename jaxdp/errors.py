@@ -4,12 +4,16 @@ A mistake of the user is one line: what was given, what was expected, what to do
 only ever shown for a fault of ours.
 """
 
+import errno
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import IntEnum
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Exit(IntEnum):
@@ -58,18 +62,64 @@ class StorageError(JaxdpError):
 
 def exit_code(program: Callable[[], int]) -> int:
     """Runs a program; every way in which it may end becomes words on stderr and an exit code."""
+    code = _ended(program)
+    # what print holds back would else fail when the interpreter ends, with a traceback
+    flushed = _ended(_flush)
+    return code or flushed
+
+
+@contextmanager
+def interrupted_at_once() -> Iterator[None]:
+    """While modules are imported, Ctrl-C ends the process by itself: nothing is there to be saved.
+
+    An exception in the middle of an extension's first lines can crash the interpreter instead.
+    """
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored
+    try:
+        if usual:
+            signal.signal(signal.SIGINT, _leave)
+        yield
+    finally:
+        if usual:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _leave(number: int, frame: object) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(128 + number)
+
+
+def _flush() -> int:
+    if sys.stdout is not None:
+        sys.stdout.flush()
+    return Exit.DONE
+
+
+def _ended(program: Callable[[], int]) -> int:
     try:
         return program()
     except JaxdpError as error:
         print(error, file=sys.stderr)
         return error.code
     except BrokenPipeError:  # the reader left: `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        _discard_output()
         return 128 + signal.SIGPIPE
+    except SystemExit as end:  # argparse's, after --help
+        return end.code if isinstance(end.code, int) else Exit.DONE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            _discard_output()
+            what = error.filename or "output"
+            print(f"{what}: cannot be written: {error.strerror}", file=sys.stderr)
+            return Exit.STORAGE
         traceback.print_exc()
         print("this is a bug of jaxdp; please report it with the lines above", file=sys.stderr)
         return Exit.BUG
+
+
+def _discard_output() -> None:
+    """What cannot be written goes nowhere, so that it does not fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

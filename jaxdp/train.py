@@ -6,9 +6,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from jaxdp.config import Config, help_text, load_config, parse_args, to_yaml
-from jaxdp.errors import Exit, exit_code
+from jaxdp.errors import Exit, exit_code, interrupted_at_once
+
+if TYPE_CHECKING:
+    from jaxdp.config import Config
 
 PROG = "python -m jaxdp.train"
 
@@ -19,6 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
+    with interrupted_at_once():
+        from jaxdp.config import help_text, load_config, parse_args, to_yaml
+
     args = parse_args(argv, PROG)
     if args.help:
         print(help_text(prog=PROG))
@@ -33,12 +39,14 @@ def _main(argv: Sequence[str]) -> int:
     return _train(config)
 
 
-def _train(config: Config) -> int:
+def _train(config: "Config") -> int:
     # JAX starts here, after every mistake that can be found without it
-    from jaxdp.report.progress import make_reporter
-    from jaxdp.training import describe_summary, run_training
+    with interrupted_at_once():
+        from jaxdp.report.progress import make_reporter
+        from jaxdp.training import describe_summary, run_training
 
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells its steps there
+    for name in ("absl", "asyncio"):  # Orbax's steps, and tracebacks of what it raises as well
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     reporter = make_reporter(config.log.progress, config.steps)
     with _stop_request() as stop:
         summary = run_training(config, reporter, lambda: bool(stop))

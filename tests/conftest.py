@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import jaxdp
+from jaxdp.data import Loader
 
 DEVICES = 9
 
@@ -48,6 +49,25 @@ def pytest_terminal_summary(terminalreporter, config):
 def rng(request):
     """A generator for this test alone, from the run's seed and the test's name."""
     return np.random.default_rng([request.config.option.seed, *request.node.nodeid.encode()])
+
+
+@pytest.fixture
+def poison(monkeypatch):
+    """Steps, numbered from 1, whose last example becomes NaN: after what data sets refuse."""
+
+    def poison(*bad):
+        real = Loader.batch
+
+        def batch(self, step, *rows):
+            found = dict(real(self, step, *rows))
+            if step + 1 in bad:
+                found["inputs"] = found["inputs"].copy()
+                found["inputs"][-1] = np.nan
+            return found
+
+        monkeypatch.setattr(Loader, "batch", batch)
+
+    return poison
 
 
 class Nesting(HTMLParser):

@@ -128,6 +128,28 @@ def wait_for(condition, process):
         time.sleep(0.02)
 
 
+# files of more than 60,000 bytes cannot be written: the first checkpoint, and the report
+SMALL_FILES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+from jaxdp.train import main
+sys.exit(main())
+"""
+
+
+def test_a_save_that_fails_is_one_line(tmp_path):
+    argv = short(tmp_path / "run", model__hidden="[512]", checkpoint__every=20)
+    ended = subprocess.run(
+        [sys.executable, "-c", SMALL_FILES, *map(str, argv)], capture_output=True, text=True,
+        check=False, timeout=120,
+    )  # fmt: skip
+    assert ended.returncode == 5
+    [line] = ended.stderr.splitlines()
+    assert line.startswith(f"{tmp_path / 'run' / 'checkpoints'}: saving failed: ")
+    assert len(line) < 400
+    assert summary(tmp_path / "run")["error"] == line
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_c11_a_request_to_stop_saves_and_the_rest_is_the_same_to_the_bit(number, tmp_path):
     out = tmp_path / "run"

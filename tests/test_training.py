@@ -143,11 +143,25 @@ def test_c2_the_same_stream_on_another_number_of_devices(tmp_path):
 
 def test_a_complete_run_has_nothing_to_do_until_it_is_made_longer(tmp_path):
     first = run(tmp_path / "a")
-    assert run(tmp_path / "a", resume="auto") == first
+    reporter = Lines()
+    assert run(tmp_path / "a", resume="auto", log__every=3, reporter=reporter) == first
+    assert reporter.lines == [f"nothing to do: the run in {tmp_path / 'a'} is complete"]
     longer = run(tmp_path / "a", resume="auto", steps=30)
     assert longer["steps"] == 30
     straight = run(tmp_path / "b", steps=30)
     assert longer["params_digest"] == straight["params_digest"]
+
+
+def test_what_changed_reads_as_the_user_wrote_it(tmp_path):
+    stops = iter([False] * 7 + [True])
+    run(tmp_path / "a", should_stop=lambda: next(stops))
+    reporter, keys = Lines(), {"sync__bucket_bytes": 4096, "checkpoint__every": 7}
+    run(tmp_path / "a", resume=True, reporter=reporter, **keys)
+    told = [line for line in reporter.lines if line.startswith("resuming")]
+    assert told == [
+        "resuming with sync.bucket_bytes 4096 instead of null",
+        "resuming with checkpoint.every 7 instead of 8",
+    ]
 
 
 def test_stopped_and_then_made_shorter_is_complete(tmp_path):
@@ -157,9 +171,13 @@ def test_stopped_and_then_made_shorter_is_complete(tmp_path):
     assert not run(tmp_path / "a", resume=True, steps=7)["stopped"]
 
 
-def test_c5_killed_before_the_summary_it_is_written_by_the_next_start(tmp_path):
+@pytest.mark.parametrize("damage", ["killed", "damaged"])
+def test_c5_killed_before_the_summary_it_is_written_by_the_next_start(damage, tmp_path):
     first = run(tmp_path / "a")
-    (tmp_path / "a" / "summary.json").unlink()
+    if damage == "killed":
+        (tmp_path / "a" / "summary.json").unlink()
+    else:
+        (tmp_path / "a" / "summary.json").write_text('{"steps": 24, "stopped": false}')
     again = run(tmp_path / "a", resume="auto")
     assert again["eval"] == first["eval"]
     assert again["params_digest"] == first["params_digest"]
@@ -179,7 +197,7 @@ def test_a_run_that_exists_is_refused_and_left_alone(tmp_path):
     for options, reason in (
         ({}, "holds a run; go on with it by --resume"),
         ({"resume": True, "seed": 1}, "seed: 1 now and 0 in"),
-        ({"resume": True, "model__hidden": (8,)}, "model.hidden"),
+        ({"resume": True, "model__hidden": (8,)}, r"model.hidden: \[8\] now and \[32\] in"),
     ):
         with pytest.raises(UserError, match=reason):
             run(tmp_path / "a", **options)

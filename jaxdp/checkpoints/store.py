@@ -1,5 +1,7 @@
 """Saving and restoring the train state with Orbax."""
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +51,7 @@ class Checkpoints:
             self._manager.close()
         except Exception as error:
             if kind is None:  # else the exception that is on its way says more
-                raise StorageError(f"{self.folder}: saving failed: {error}") from error
+                raise _not_saved(self.folder, error) from error
 
     def steps(self) -> list[int]:
         """The steps that are there, oldest first."""
@@ -69,7 +71,7 @@ class Checkpoints:
         try:
             started = self._manager.save(step, args=ocp.args.Composite(**args))
         except (OSError, ValueError) as error:
-            raise StorageError(f"{self.folder / str(step)}: saving failed: {error}") from error
+            raise _not_saved(self.folder, error) from error
         if not started:
             raise StorageError(f"{self.folder / str(step)}: not saved: a later step is there")
 
@@ -82,7 +84,7 @@ class Checkpoints:
         try:
             self._manager.wait_until_finished()
         except (OSError, ValueError) as error:
-            raise StorageError(f"{self.folder}: saving failed: {error}") from error
+            raise _not_saved(self.folder, error) from error
 
     def restore(
         self, like: TrainState, at_most: int | None = None
@@ -183,6 +185,14 @@ def _check_leaves(step: int, saved: Leaves, target: dict[str, Any]) -> None:
             f"{_describe(wanted.get(name))} in this run; resume with the configuration that "
             "saved it"
         )
+
+
+def _not_saved(folder: Path, error: BaseException) -> StorageError:
+    """Of this save, or of one before it in the background: the error does not always say which."""
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    full = os.strerror(errno.ENOSPC)
+    # the layers below repeat the names of their files until nobody finds the reason
+    return StorageError(f"{folder}: saving failed: {full if full in reason else reason[:200]}")
 
 
 def _describe(leaf: tuple[tuple[int, ...], Any] | None) -> str:

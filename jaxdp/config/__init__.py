@@ -10,11 +10,13 @@ from jaxdp.config.keys import flatten
 from jaxdp.config.load import load_config
 from jaxdp.config.rules import check_devices
 from jaxdp.config.schema import ALGORITHMS, Config
+from jaxdp.config.words import bare
 
 __all__ = [
     "ALGORITHMS",
     "Args",
     "Config",
+    "bare",
     "check_devices",
     "describe_batch",
     "diff",

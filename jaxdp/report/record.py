@@ -1,7 +1,7 @@
 """What a run notes down besides its metrics, so that its report is made from its files alone."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,17 @@ from jaxdp.data import Dataset
 from jaxdp.errors import JaxdpError, StorageError
 from jaxdp.report.progress import Reporter
 from jaxdp.report.run_page import run_page
-from jaxdp.report.runfolder import read_json, read_metrics, write_atomically, write_json
+from jaxdp.report.runfolder import (
+    read_json,
+    read_metrics,
+    read_summary,
+    write_atomically,
+    write_json,
+)
 from jaxdp.trees import count_bytes, count_elements
 from jaxdp.types import PyTree
+
+_COUNTS = ("skipped", "nonfinite", "overflows")  # columns that a failed run's summary tells too
 
 
 class Stopwatch:
@@ -61,7 +69,8 @@ def run_facts(
       dataset: what is trained on.
       found: the collectives of the compiled step.
     """
-    before = read_json(out / "environment.json").get("run", {}).get("resumed_at", [])
+    before = read_json(out / "environment.json").get("run", {})
+    resumed_at = [at for at in before.get("resumed_at", []) if at < step]
     return {
         "jaxdp": jaxdp.__version__,
         "algorithm": choice.algorithm,
@@ -71,18 +80,46 @@ def run_facts(
         "examples": len(dataset.train),
         "heldout": len(dataset.heldout),
         "collectives": hlo.summary(found),
-        "resumed_at": [at for at in before if at < step] + ([step] if step else []),
+        "resumed_at": resumed_at + ([step] if step else []),
+        "failures": _failures(before.get("failures", []), read_summary(out)) if step else [],
     }
 
 
-def write_failure(out: Path, error: JaxdpError, clock: Stopwatch, reporter: Reporter) -> None:
-    """Writes summary.json and the report of a run that an error ended."""
+def _failures(known: list[dict[str, Any]], summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The failures before this stretch of the run, the newest of which its summary still tells."""
+    if "error" not in summary:
+        return known
+    newest = {"step": summary["steps"], "error": summary["error"]}
+    return known if newest in known[-1:] else [*known, newest]
+
+
+def close_stretch_before(out: Path, reporter: Reporter) -> None:
+    """Ends what summary.json and the report tell of a run that now goes on: it is history."""
+    if (out / "summary.json").exists():
+        (out / "summary.json").unlink()
+        write_report(out, reporter)
+
+
+def write_failure(
+    out: Path, error: JaxdpError, clock: Stopwatch, reporter: Reporter, guarded: Mapping[str, Any]
+) -> None:
+    """Writes summary.json and the report of a run that an error ended.
+
+    Args:
+      guarded: what the guard did, for summary.json.
+    """
     rows, _ = read_metrics(out / "metrics.jsonl")
+    newest = {name: value for row in rows for name, value in row.items()}
+    counts = {name: int(newest[name]) for name in _COUNTS if newest.get(name) is not None}
+    if "nonfinite" in counts:  # what was left out after going back is not in the state's count
+        counts["nonfinite"] += len(guarded.get("left_out", ()))
     summary = {
-        "steps": rows[-1]["step"] if rows else 0,
+        "steps": newest.get("step", 0),
         "stopped": True,
         "error": str(error),
         "seconds": clock.rounded(),
+        **counts,
+        **guarded,
     }
     try:
         write_json(out / "summary.json", summary)

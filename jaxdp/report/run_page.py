@@ -1,22 +1,21 @@
 """A run as a page, made from the files of its folder alone: it can be made again at any time."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from jaxdp.collectives import algorithms_for, make_schedule, traffic
 from jaxdp.columns import LOG, STEP
-from jaxdp.config import Config, describe_batch, load_config
-from jaxdp.errors import UserError
+from jaxdp.config import describe_batch
 from jaxdp.report.chart import CHART_ASSETS, Series, bar, line_chart
 from jaxdp.report.page import Page, make_page
 from jaxdp.report.player import MAX_RANKS, PLAYER_ASSETS, player_html
-from jaxdp.report.runfolder import read_json, read_metrics
+from jaxdp.report.recorded import RecordedRun, read_run
+from jaxdp.report.run_status import status
 from jaxdp.report.scale import Unit, write
-from jaxdp.report.table import TABLE_ASSETS, Cell, facts, notice, rows_table
-from jaxdp.wording import counted, emulated_devices
+from jaxdp.report.table import TABLE_ASSETS, Cell, facts, rows_table
+from jaxdp.wording import counted
 
 # columns of metrics.jsonl that are no metric of the model: the rest gets a chart of its own
 _NOT_METRICS = {*LOG, *STEP} - {"loss_scale", "overflows"}
@@ -30,27 +29,6 @@ _SECONDS = {
 }
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What the files of a run folder hold; empty where one is missing."""
-
-    folder: Path
-    config: Config | None
-    rows: list[dict[str, Any]]
-    damaged: int
-    summary: dict[str, Any]
-    environment: dict[str, Any]
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def last_step(self) -> int:
-        return self.rows[-1]["step"] if self.rows else 0
-
-    @property
-    def devices(self) -> int:
-        return self.environment.get("devices", 0)
-
-
 def run_page(folder: str | Path) -> Page:
     """The report of a run.
 
@@ -61,11 +39,11 @@ def run_page(folder: str | Path) -> Page:
     Raises:
       UserError: there is no such folder, or it holds no run.
     """
-    run = _read(Path(folder))
+    run = read_run(Path(folder))
     title = f"{run.folder.resolve().name}: {_what(run)}"
     sections = [
         f"<h1>{escape(title)}</h1>\n",
-        *_status(run),
+        *status(run),
         '<h2>Curves</h2>\n<div class="charts">\n',
         *_curves(run),
         "</div>\n<h2>Where time went</h2>\n",
@@ -79,22 +57,7 @@ def run_page(folder: str | Path) -> Page:
     return make_page(title, "".join(sections), assets=assets, height=900)
 
 
-def _read(folder: Path) -> _Run:
-    if not (folder / "config.yaml").exists() and not (folder / "metrics.jsonl").exists():
-        raise UserError(
-            f"{folder}: holds neither config.yaml nor metrics.jsonl; expected the folder of a run"
-        )
-    try:
-        config = load_config(str(folder / "config.yaml"))
-    except UserError:
-        config = None
-    rows, damaged = read_metrics(folder / "metrics.jsonl")
-    environment = read_json(folder / "environment.json")
-    summary = read_json(folder / "summary.json")
-    return _Run(folder, config, rows, damaged, summary, environment, environment.get("run", {}))
-
-
-def _what(run: _Run) -> str:
+def _what(run: RecordedRun) -> str:
     if run.config is None:
         return "a run"
     devices = f" on {counted(run.devices, 'device')}" if run.devices else ""
@@ -102,42 +65,7 @@ def _what(run: _Run) -> str:
     return f"{run.config.model.kind} on {run.config.data.kind}, {steps}{devices}"
 
 
-def _status(run: _Run) -> Iterator[str]:
-    """How it ended, and what a reader must know before any number."""
-    summary = run.summary
-    steps = f" of {run.config.steps}" if run.config else ""
-    if not summary or (summary["steps"] < run.last_step and "error" not in summary):
-        yield notice(
-            f"Not ended: the last line of metrics.jsonl is of step {run.last_step}{steps}, and no "
-            "summary followed. The run goes on, or was killed."
-        )
-    elif "error" in summary:
-        yield notice(f"FAILED at step {summary['steps']}{steps}: {summary['error']}", alarm=True)
-    elif summary["stopped"]:
-        yield notice(
-            f"Stopped on request at step {summary['steps']}{steps}; the same command with --resume "
-            "goes on."
-        )
-    else:
-        yield f"<p>Done at step {summary['steps']}.{escape(_results(summary))}</p>\n"
-    skipped = summary.get("skipped", 0)
-    if skipped:
-        yield notice(f"{skipped} steps were skipped, and changed nothing.", alarm=True)
-    if run.environment.get("emulated"):
-        yield notice(f"{emulated_devices(run.devices)}. Times say nothing about one.")
-    if run.config is None:
-        yield notice("config.yaml is missing or cannot be read, so parts are left out.")
-    if run.damaged:
-        yield notice(f"{run.damaged} damaged line(s) of metrics.jsonl were left out.")
-
-
-def _results(summary: Mapping[str, Any]) -> str:
-    means = summary.get("eval", {})
-    words = ", ".join(f"{name} {write(x)}" for name, x in means.items() if name != "weight")
-    return f" Held out: {words}." if words else ""
-
-
-def _curves(run: _Run) -> Iterator[str]:
+def _curves(run: RecordedRun) -> Iterator[str]:
     marks = [(float(step), f"resumed at {step}") for step in run.facts.get("resumed_at", [])]
     held_out = [row | row["eval"] for row in run.rows if isinstance(row.get("eval"), dict)]
     names = ["loss"] + [
@@ -179,7 +107,7 @@ def _series(title: str, rows: Iterable[Mapping[str, Any]], name: str) -> Series:
     return Series(title, list(known), values)
 
 
-def _time(run: _Run) -> str:
+def _time(run: RecordedRun) -> str:
     seconds = run.summary.get("seconds", {})
     parts = [(words, seconds[name]) for name, words in _SECONDS.items() if name in seconds]
     if not any(value for _, value in parts):
@@ -188,7 +116,7 @@ def _time(run: _Run) -> str:
     return bar(parts, title=title)
 
 
-def _communication(run: _Run) -> Iterator[str]:
+def _communication(run: RecordedRun) -> Iterator[str]:
     """What was found in the compiled step, what the algorithm sends, and the algorithm played."""
     if not run.facts:
         yield "<p>Not known: environment.json is missing or older.</p>\n"
@@ -242,7 +170,7 @@ def _traffic(algorithm: str, n: int, nbytes: int) -> str:
     )
 
 
-def _ran(run: _Run) -> Iterator[tuple[str, str]]:
+def _ran(run: RecordedRun) -> Iterator[tuple[str, str]]:
     """One line for each thing that the numbers depend on."""
     config, seen, known = run.config, run.environment, run.facts
     if config is not None:

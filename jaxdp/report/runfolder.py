@@ -161,6 +161,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return values if isinstance(values, dict) else {}
 
 
+def read_summary(out: Path) -> dict[str, Any]:
+    """The summary.json of a run; nothing where it is missing, damaged, or of another form."""
+    summary = read_json(out / "summary.json")
+    forms = {
+        "steps": int, "stopped": bool, "eval": dict, "seconds": dict, "left_out": list,
+        "rollbacks": list,
+    }  # fmt: skip
+    has_its_form = {"steps", "stopped"} <= summary.keys() and all(
+        isinstance(summary[name], form) for name, form in forms.items() if name in summary
+    )
+    return summary if has_its_form else {}
+
+
 def _step(line: bytes) -> float:
     """The step of a line; infinity where the line is not whole."""
     try:

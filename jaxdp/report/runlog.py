@@ -1,11 +1,10 @@
 """Tells a run's metrics: to the person in front of it, to metrics.jsonl, to TensorBoard."""
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from jaxdp.errors import UserError
+from jaxdp.report.board import Board
 from jaxdp.report.progress import Reporter, describe
 from jaxdp.report.runfolder import MetricsLog
 
@@ -34,7 +33,7 @@ class RunLog:
           devices: for the throughput of one.
           items_per_step, unit: what a step processes: 96 "examples", 6144 "tokens".
           resumed_step: rows after it are from a run that did not get on; they are dropped.
-          tensorboard: whether to write TensorBoard files too; see `check_tensorboard`.
+          tensorboard: whether to write TensorBoard files too; see `board.check_tensorboard`.
         """
         self._metrics = MetricsLog(out / "metrics.jsonl", resumed_step)
         self._reporter = reporter
@@ -42,7 +41,7 @@ class RunLog:
         self._items, self._unit = items_per_step, unit
         self._row: dict[str, Any] = {}
         self.elapsed_s = 0.0  # in steps, up to the newest row
-        self._board = _open_tensorboard(out) if tensorboard else None
+        self._board = Board(out, resumed_step) if tensorboard else None
 
     def metrics(self, step: int, row: Mapping[str, Any]) -> None:
         """A row of the loop's."""
@@ -72,6 +71,8 @@ class RunLog:
         """Forgets the rows after `step`: the run went back to there and will log them again."""
         self.flush()
         self._metrics.drop_after(step)
+        if self._board is not None:
+            self._board.back_to(step)
 
     def flush(self) -> None:
         """Writes the row that was kept back for an evaluation to join."""
@@ -81,8 +82,7 @@ class RunLog:
         if warning:
             self._reporter.line(f"warning: {warning}")
         if self._board is not None:
-            for name, value in _flat(self._row):
-                self._board.add_scalar(name, value, self._row["step"])
+            self._board.write(self._row)
         self._row = {}
 
     def close(self) -> None:
@@ -90,28 +90,3 @@ class RunLog:
         self.flush()
         if self._board is not None:
             self._board.close()
-
-
-def _flat(row: Mapping[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    found = []
-    for name, value in row.items():
-        if isinstance(value, Mapping):
-            found += _flat(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and name != "step":
-            found.append((prefix + name, float(value)))
-    return found
-
-
-def check_tensorboard() -> None:
-    """Raises UserError if there is nothing to write TensorBoard files with."""
-    if find_spec("tensorboardX") is None:
-        raise UserError(
-            "log.tensorboard: tensorboardX is not installed; pip install tensorboardX, or set "
-            "log.tensorboard false"
-        )
-
-
-def _open_tensorboard(out: Path) -> Any:
-    from tensorboardX import SummaryWriter  # pyright: ignore  # an extra
-
-    return SummaryWriter(str(out / "tensorboard"))

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from jaxdp.config import Config, diff, load_config
+from jaxdp.config import Config, bare, diff, load_config
 from jaxdp.errors import UserError
 from jaxdp.report.progress import Reporter
 from jaxdp.state import SavedForm
@@ -59,8 +59,11 @@ def told_form(config: Config, form: SavedForm, reporter: Reporter) -> SavedForm:
     return form._replace(respread=told)
 
 
-def check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:
-    """A run goes on with what it began with; what may change is told.
+def check_unchanged(config: Config, out: Path) -> list[str]:
+    """A run goes on with what it began with.
+
+    Returns:
+      A line for each key that may change and has changed.
 
     Raises:
       UserError: a key that may not change has changed.
@@ -75,11 +78,13 @@ def check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:
     if refused:
         raise UserError(
             *(
-                f"{key}: {new} now and {old} in {out / 'config.yaml'}; a resumed run keeps it: "
-                "start a new run with --out"
+                f"{key}: {bare(new)} now and {bare(old)} in {out / 'config.yaml'}; a resumed "
+                "run keeps it: start a new run with --out"
                 for key, (old, new) in refused.items()
             )
         )
-    told = {k: v for k, v in changed.items() if k not in ("out", "resume")}
-    for key, (old, new) in told.items():
-        reporter.line(f"resuming with {key} {new} instead of {old}")
+    return [
+        f"resuming with {key} {bare(new)} instead of {bare(old)}"
+        for key, (old, new) in changed.items()
+        if key not in ("out", "resume")
+    ]

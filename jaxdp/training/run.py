@@ -12,10 +12,10 @@ from jaxdp.config import Config, check_devices
 from jaxdp.errors import NumericsError, StorageError, UserError
 from jaxdp.guard import Guard
 from jaxdp.mesh import use_devices
+from jaxdp.report.board import check_tensorboard
 from jaxdp.report.progress import Reporter, SilentReporter
 from jaxdp.report.record import Stopwatch, write_failure, write_report
 from jaxdp.report.runfolder import check_run_folder, create_run_folder, write_json
-from jaxdp.report.runlog import check_tensorboard
 from jaxdp.training.introduction import introduction
 from jaxdp.training.resuming import Meta, check_unchanged, told_form
 from jaxdp.training.session import Session
@@ -44,8 +44,7 @@ def run_training(
     reporter, clock = reporter or SilentReporter(), Stopwatch()
     out = Path(config.out or "runs/default")
     resuming = check_run_folder(out, config.resume)
-    if resuming:
-        check_unchanged(config, out, reporter)
+    changes = check_unchanged(config, out) if resuming else []
     if config.log.tensorboard:
         check_tensorboard()
     job, choice = _prepare(config)
@@ -62,16 +61,16 @@ def run_training(
         if (summary := complete(out, int(state.step), config.steps)) is not None:
             reporter.line(f"nothing to do: the run in {out} is complete")
             return summary
-        for line in introduction(config, job, state, choice):
+        for line in [*changes, *introduction(config, job, state, choice)]:
             reporter.line(line)
         try:
             result = session.fit(state, should_stop)
             with clock.on("saving"):
                 checkpoints.wait()
         except (NumericsError, StorageError) as error:
-            write_failure(out, error, clock, reporter)
+            write_failure(out, error, clock, reporter, guard.record())
             raise
-    summary = summarize(choice, job, result, config.steps, session.meta, clock) | guard.record()
+    summary = summarize(choice, job, result, config.steps, session.meta, guard, clock)
     write_json(out / "summary.json", summary)
     write_report(out, reporter)
     return summary

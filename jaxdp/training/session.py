@@ -13,7 +13,7 @@ from jaxdp.guard import Guard
 from jaxdp.loop import Every, FitResult, fit
 from jaxdp.plan import compare
 from jaxdp.report.progress import Reporter
-from jaxdp.report.record import Stopwatch, run_facts
+from jaxdp.report.record import Stopwatch, close_stretch_before, run_facts
 from jaxdp.report.runfolder import environment, write_atomically, write_json
 from jaxdp.report.runlog import RunLog
 from jaxdp.state import TrainState
@@ -135,6 +135,7 @@ class Session:
         )
         seen = environment(list(self.job.mesh.devices.flat))
         write_json(self.out / "environment.json", seen | {"run": facts})
+        close_stretch_before(self.out, self.reporter)
         self.reporter.line(f"compiled in {seconds:.1f} s: a step runs {hlo.describe(found)}")
         (lowered_for, _) = compiled.args_info
         if (plan := self.job.step.plan(*lowered_for)) is not None:

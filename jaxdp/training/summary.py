@@ -7,24 +7,33 @@ import jax
 
 from jaxdp.assemble import Job
 from jaxdp.collectives.tuning import Choice
+from jaxdp.guard import Guard
 from jaxdp.loop import FitResult
 from jaxdp.report.progress import duration
 from jaxdp.report.record import Stopwatch
-from jaxdp.report.runfolder import read_json
+from jaxdp.report.runfolder import read_summary
 from jaxdp.training.resuming import Meta
 from jaxdp.trees import count_elements, digest
 from jaxdp.wording import counted
 
+_TOLD = {"steps", "stopped", "eval", "train_seconds", "devices", "algorithm"}
+
 
 def complete(out: Path, step: int, steps: int) -> dict[str, Any] | None:
     """The summary of a run that has nothing left to do; None if there is something."""
-    summary = read_json(out / "summary.json")  # where it is damaged, it is written anew
-    done = summary and step >= steps and summary["steps"] == step and not summary["stopped"]
-    return summary if done else None
+    summary = read_summary(out)  # where it is damaged, it is written anew
+    done = summary.keys() >= _TOLD and summary["steps"] == step and not summary["stopped"]
+    return summary if done and step >= steps else None
 
 
 def summarize(
-    choice: Choice, job: Job, result: FitResult, steps: int, meta: Meta, clock: Stopwatch
+    choice: Choice,
+    job: Job,
+    result: FitResult,
+    steps: int,
+    meta: Meta,
+    guard: Guard,
+    clock: Stopwatch,
 ) -> dict[str, Any]:
     """The content of summary.json: `steps` are those of the whole run."""
     state = result.state
@@ -39,8 +48,10 @@ def summarize(
         "compile_seconds": round(result.compile_s, 3),
         "seconds": clock.rounded(steps=result.train_s - result.waited_s, input=result.waited_s),
         "skipped": int(state.skipped),
-        "nonfinite": int(state.nonfinite),
+        # what was left out after going back is not in the state's count
+        "nonfinite": int(state.nonfinite) + len(guard.left_out),
         **({"overflows": int(state.loss_scale.overflows)} if state.loss_scale else {}),
+        **guard.record(),
         "eval": dict(result.evaluation),
         "params_digest": digest(params),
         "data": meta.data,

@@ -11,6 +11,7 @@ from jaxdp.errors import NumericsError, StorageError, UserError
 from jaxdp.report import record
 from jaxdp.report.progress import SilentReporter
 from jaxdp.report.run_page import run_page
+from jaxdp.report.runfolder import read_summary
 from jaxdp.report.scale import write
 
 
@@ -169,11 +170,64 @@ def test_damaged_files_cost_their_part_only(name, damage, finished, tmp_path, ch
     text = text_of(html)
     expected = {
         "config.yaml": "config.yaml is missing or cannot be read" if damage == "missing" else "",
-        "metrics.jsonl": "1 damaged line(s) of metrics.jsonl" if damage == "cut" else "Curves",
+        "metrics.jsonl": "metrics.jsonl: 1 damaged line." if damage == "cut" else "Curves",
         "summary.json": "Not ended: the last line of metrics.jsonl is of step 24 of 24",
         "environment.json": "environment.json is missing or older",
     }
     assert expected[name] in text
+    unread = damage == "cut" and name in ("summary.json", "environment.json")
+    assert (f"{name} is damaged, or of another version" in text) == unread
+
+
+@pytest.mark.parametrize("change", [{"steps": None}, {"stopped": "yes"}, {"eval": 7}])
+def test_a_summary_of_another_form_counts_as_damaged(change, finished, tmp_path):
+    for path in finished.glob("*.*"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    summary = json.loads((finished / "summary.json").read_text())
+    assert read_summary(finished) == summary
+    (tmp_path / "summary.json").write_text(json.dumps(summary | change))
+    assert read_summary(tmp_path) == {}
+    assert "summary.json is damaged, or of another version" in text_of(run_page(tmp_path).html)
+    del summary[next(iter(change))]
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert "<h1>" in run_page(tmp_path).html
+
+
+def test_a_failure_that_is_over_is_history(poison, tmp_path):
+    poison(12)
+    with pytest.raises(NumericsError):
+        run(tmp_path / "a")
+    page = tmp_path / "a" / "report.html"
+    assert "FAILED at step 12 of 24" in text_of(page.read_text())
+    seen = []
+
+    class Watching(Lines):
+        def status(self, row):
+            seen.append("FAILED" in page.read_text())
+            seen.append((page.parent / "summary.json").exists())
+
+    run(tmp_path / "a", resume=True, guard__nonfinite="skip", reporter=Watching())
+    assert set(seen) == {False}
+    text = text_of(page.read_text())
+    assert "FAILED" not in text
+    assert "Done at step 24." in text
+    assert "Resumed after it had failed at step 12: a loss, gradient or model state" in text
+    assert "Loss, gradient or model state not finite: 1 step, which changed nothing." in text
+    run(tmp_path / "a", resume=True, steps=26)
+    assert text_of(page.read_text()).count("Resumed after it had failed") == 1
+
+
+def test_what_the_guard_did_is_told(poison, tmp_path):
+    poison(11, 12)
+    keys = {"guard__nonfinite": "rollback", "guard__limit": 1, "compute_dtype": "float16"}
+    summary = run(tmp_path / "a", **keys)
+    assert (summary["nonfinite"], summary["left_out"]) == (2, [11, 12])
+    text = text_of((tmp_path / "a" / "report.html").read_text())
+    assert "Went back from step 11 to the checkpoint of step 8, because of numbers that" in text
+    assert "Batches left out: of steps 11 to 12." in text
+    assert "not finite: 2 steps, which changed nothing." in text
+    overflows = summary["overflows"]
+    assert (f"Overflow in float16: {overflows} step" in text) == (overflows > 0)
 
 
 def test_strange_lines_are_left_out(finished, tmp_path):
@@ -182,7 +236,7 @@ def test_strange_lines_are_left_out(finished, tmp_path):
     lines.append('{"step": 26, "loss": null, "accuracy": "high"}')  # NaN is written as null
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
     text = text_of(run_page(tmp_path).html)
-    assert "5 damaged line(s) of metrics.jsonl were left out." in text
+    assert "Left out of metrics.jsonl: 5 damaged lines." in text
     assert "the last line of metrics.jsonl is of step 26" in text
 
 

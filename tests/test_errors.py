@@ -1,0 +1,80 @@
+"""Every way in which a program may end is a code and one line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxdp.errors import Exit, StorageError, UserError, exit_code
+
+# Ctrl-C at the first line of a module that the program imports
+INTERRUPTED = """
+import importlib, os, signal, sys
+
+class Finder:
+    def find_spec(name, path, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+_, module, program, *rest = sys.argv
+sys.meta_path.insert(0, Finder)
+sys.exit(importlib.import_module(program).main(rest))
+"""
+
+
+def python(*argv, **options):
+    return subprocess.run(
+        [sys.executable, *argv], text=True, check=False, stderr=subprocess.PIPE, timeout=120,
+        **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("module", "argv"),
+    [
+        ("pydantic", ["jaxdp.train", "--steps", "1"]),
+        ("jax", ["jaxdp.train", "--steps", "1"]),
+        ("orbax.checkpoint", ["jaxdp.train", "--steps", "1"]),
+        ("jax", ["jaxdp.check"]),
+        ("jax", ["jaxdp.compare"]),
+    ],
+)
+def test_interrupted_while_it_starts_is_one_line(module, argv, tmp_path):
+    root = str(Path(__file__).parent.parent)
+    here = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": root}}
+    ended = python("-c", INTERRUPTED, module, *argv, **here)
+    assert (ended.returncode, ended.stderr) == (130, "interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("program", ["train", "check", "compare"])
+def test_help_that_cannot_be_written_is_one_line(program):
+    with open("/dev/full", "w") as full:
+        ended = python("-m", f"jaxdp.{program}", "--help", stdout=full)
+    assert ended.returncode == Exit.STORAGE
+    assert ended.stderr == "output: cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError("what was wrong"), Exit.USER),
+        (StorageError("what was wrong"), Exit.STORAGE),
+        (SystemExit(0), Exit.DONE),
+        (SystemExit(3), 3),
+    ],
+)
+def test_the_code_of_an_error(error, code, capsys):
+    def program():
+        raise error
+
+    assert exit_code(program) == code
+    assert capsys.readouterr().err in ("what was wrong\n", "")
+
+
+def test_only_a_bug_shows_a_traceback(capsys):
+    assert exit_code(lambda: [][1]) == Exit.BUG
+    assert "please report it" in capsys.readouterr().err
