@@ -6,6 +6,7 @@ from jaxdp.assemble import load_data
 from jaxdp.checking.lines import text
 from jaxdp.checking.run import run_check
 from jaxdp.checking.subject import subject_of
+from jaxdp.choosing import choose_algorithm
 from jaxdp.config import Config, check_devices
 from jaxdp.errors import Exit, UserError
 from jaxdp.mesh import use_devices
@@ -25,13 +26,14 @@ def check_and_tell(config: Config) -> int:
         raise UserError(*mistakes)
     if len(devices) < 2:
         raise UserError("devices: 1; expected at least 2, to be held against one: --devices 4")
-    subject = subject_of(config, dataset, devices)
+    choice = choose_algorithm(config, dataset, devices)
+    subject = subject_of(config, dataset, devices, choice.algorithm)
     emulated = "emulated " if devices[0].platform == "cpu" else ""
     print(
         f"{config.model.kind} on {dataset.name}: {len(devices)} {emulated}devices against 1; "
         f"{subject.size} of {config.global_batch} examples a step, "
         f"{config.microbatches} microbatch{'es' * (config.microbatches > 1)}, "
-        f"sync {config.sync.algorithm}",
+        f"sync {choice.algorithm}: {choice.reason}",
         flush=True,
     )
     lines = run_check(subject, devices, lambda line: print(text(line), flush=True))

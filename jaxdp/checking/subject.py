@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxdp.assemble import Job, assemble, make_sync
+from jaxdp.choosing import choose_algorithm
 from jaxdp.config import Config
 from jaxdp.data import Dataset
 from jaxdp.loop import Batches
@@ -53,9 +54,19 @@ class Subject:
         return batch | {"weight": batch["weight"] * weight}
 
 
-def subject_of(config: Config, dataset: Dataset, devices: list[Device]) -> Subject:
-    """The subject of a configuration on `devices`."""
-    job: Job = assemble(config, dataset, devices)
+def subject_of(
+    config: Config, dataset: Dataset, devices: list[Device], algorithm: str | None = None
+) -> Subject:
+    """The subject of a configuration on `devices`.
+
+    Args:
+      algorithm: in place of `sync.algorithm`; None: what a run would use.
+
+    Raises:
+      UserError: `sync.tune_file` is missing or damaged.
+    """
+    algorithm = algorithm or choose_algorithm(config, dataset, devices).algorithm
+    job: Job = assemble(config, dataset, devices, algorithm)
     parts = config.microbatches * len(devices)
 
     def init() -> tuple[PyTree, PyTree]:
@@ -68,9 +79,12 @@ def subject_of(config: Config, dataset: Dataset, devices: list[Device]) -> Subje
         init=init,
         batches=job.loader,
         size=min(config.global_batch, parts * _MOST_PER_DEVICE),
-        exact_sync=None if config.sync.wire == "float32" else make_sync(_lossless(config)),
+        exact_sync=_exact_sync(config, algorithm),
     )
 
 
-def _lossless(config: Config) -> Config:
-    return config.model_copy(update={"sync": config.sync.model_copy(update={"wire": "float32"})})
+def _exact_sync(config: Config, algorithm: str) -> GradSync | None:
+    if config.sync.wire == "float32":
+        return None
+    sync = config.sync.model_copy(update={"wire": "float32"})
+    return make_sync(config.model_copy(update={"sync": sync}), algorithm)

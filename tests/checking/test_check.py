@@ -9,9 +9,10 @@ import numpy as np
 import optax
 import pytest
 
-from jaxdp import GradSync, LossOut, all_reduce_sync, load_config, make_train_step
+from jaxdp import GradSync, LossOut, all_reduce_sync, choosing, load_config, make_train_step
 from jaxdp.assemble import load_data
 from jaxdp.checking import Subject, run_check, subject_of
+from jaxdp.collectives.tuning import Choice
 
 WIDTH, BATCH, CLASSES = 6, 16, 3
 LINES = ("gradients", "weights", "optimizer", "randomness", "data stream")
@@ -158,6 +159,30 @@ def test_batch_statistics_kept_local():
         assert set(found) == wanted
         if mode == "local":
             assert "model.batch_norm local" in found["gradients"]
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_auto_is_checked_as_what_it_comes_to(wire, monkeypatch):
+    asked = []
+
+    def choose(nbytes, n, tune_file):
+        asked.append((nbytes, n, tune_file))
+        return Choice("ring", "fastest")
+
+    monkeypatch.setattr(choosing, "choose", choose)
+    given = {"sync.algorithm": "auto", "sync.tune_file": "t.json", "sync.bucket_bytes": 300}
+    given |= {"sync.wire": wire, "model.hidden": [4]}
+    config = load_config("configs/digits_mlp.yaml", list(given.items()))
+    data, devices = load_data(config), jax.devices()[:2]
+    one, ring = subject_of(config, data, devices), subject_of(config, data, devices, "ring")
+    assert asked == [(300, 2, "t.json")]
+    sums = {"grads": jax.ShapeDtypeStruct((100,), np.float32), "model_state": {}, "scalars": {}}
+    assert one.make_step.keywords["sync"].plan(sums, 2) == (
+        ring.make_step.keywords["sync"].plan(sums, 2)
+    )
+    assert (one.exact_sync is None) == (wire == "float32")
+    if one.exact_sync is not None:
+        assert one.exact_sync.plan(sums, 2) == ring.exact_sync.plan(sums, 2)
 
 
 def test_random_numbers_without_the_examples_keys(rng):

@@ -28,3 +28,6 @@ def test_mistakes():
     code, out, err = check("--devices", 1)
     assert (code, out) == (2, "")
     assert err == "devices: 1; expected at least 2, to be held against one: --devices 4\n"
+    code, out, err = check("--sync.algorithm", "auto", "--sync.tune_file", "none.json")
+    assert (code, out) == (2, "")
+    assert err.startswith("none.json: no such tuning file")
