@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jaxdp.checking import equality, execution
 from jaxdp.checking.lines import Line
+from jaxdp.checking.precision import precision
 from jaxdp.checking.randomness import randomness
 from jaxdp.checking.stream import stream
 from jaxdp.checking.subject import Subject
@@ -36,6 +37,7 @@ def run_check(
     answer(equality.gradients(subject, devices))
     answer(equality.weights(subject, devices, lines[0].verdict == "pass"))
     answer(equality.optimizer(subject, devices))
+    answer(precision(subject, devices, lines[0].verdict == "pass"))
     answer(randomness(subject, devices))
     answer(stream(subject))
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells its steps there

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,6 +31,7 @@ class Subject:
       size: examples per step.
       exact_sync: where the training's synchronisation rounds by choice, the same without rounding:
         equality is asked of it.  None: it does not round.
+      compute_dtype: to which `make_step` casts parameters for the loss; None: their own.
     """
 
     loss_fn: LossFn
@@ -38,6 +40,7 @@ class Subject:
     batches: Batches
     size: int
     exact_sync: GradSync | None = None
+    compute_dtype: Any = None
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         """The examples of a step, every one of weight 1."""
@@ -80,6 +83,7 @@ def subject_of(
         batches=job.loader,
         size=min(config.global_batch, parts * _MOST_PER_DEVICE),
         exact_sync=_exact_sync(config, algorithm),
+        compute_dtype=config.compute_dtype,
     )
 
 
