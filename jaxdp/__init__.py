@@ -23,6 +23,7 @@ _HOMES = {
     "fit": "jaxdp.loop",
     "load_config": "jaxdp.config",
     "make_eval_step": "jaxdp.evaluation",
+    "make_local_sgd_step": "jaxdp.steps",
     "make_train_step": "jaxdp.steps",
     "on_mesh": "jaxdp.mesh",
     "plan_buckets": "jaxdp.sync",
@@ -45,6 +46,7 @@ __all__ = [
     "fit",
     "load_config",
     "make_eval_step",
+    "make_local_sgd_step",
     "make_train_step",
     "on_mesh",
     "plan_buckets",
@@ -61,7 +63,7 @@ if TYPE_CHECKING:
     from jaxdp.loop import fit
     from jaxdp.mesh import data_mesh, emulate, on_mesh
     from jaxdp.state import TrainState
-    from jaxdp.steps import make_train_step
+    from jaxdp.steps import make_local_sgd_step, make_train_step
     from jaxdp.sync import GradSync, all_reduce_sync, plan_buckets
     from jaxdp.training import run_training
     from jaxdp.types import LossOut

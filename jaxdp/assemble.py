@@ -11,13 +11,14 @@ from jax.sharding import Mesh
 from jaxdp.config import Config
 from jaxdp.data import Dataset, Loader, eval_batches, load_dataset
 from jaxdp.evaluation import EvalStep, evaluate, make_eval_step
+from jaxdp.freeze import freeze
 from jaxdp.losses import classification_loss, language_loss
 from jaxdp.mesh import data_mesh
 from jaxdp.models import build_model
 from jaxdp.optim import build_optimizer, build_schedule
 from jaxdp.state import TrainState
-from jaxdp.steps import TrainStep, make_train_step
-from jaxdp.sync import GradSync, all_reduce_sync
+from jaxdp.steps import TrainStep, make_local_sgd_step, make_train_step, outer_sgd
+from jaxdp.sync import GradSync, ShardedSync, all_reduce_sync, sharded_sync
 from jaxdp.types import Device, LossFn, Model, PyTree
 
 _INIT_FOLD = 2**32 - 1  # training folds in the number of the step, which stays below
@@ -34,7 +35,7 @@ class Job:
       dataset, loader: what is trained on, and in which order.
       loss_fn: of the model, for training (with keys) and evaluation (without).
       step, eval_step: compiled when first called.
-      make_step: `make_train_step` with this run's arguments, of which any can be replaced.
+      make_step: this run's step builder with its arguments, of which any can be replaced.
       init: makes the state before step 0.
       evaluate: state -> means over the held-out examples.
     """
@@ -73,13 +74,30 @@ def param_shapes(config: Config, dataset: Dataset) -> PyTree:
     return jax.eval_shape(lambda: make_model(config, dataset).init(jax.random.key(0)))[0]
 
 
-def make_sync(config: Config, algorithm: str | None = None) -> GradSync:
+def check_names(config: Config, dataset: Dataset) -> None:
+    """Raises UserError if `optimizer.freeze` names no parameter; starts no device."""
+    freeze(config.optimizer.freeze)(param_shapes(config, dataset))
+
+
+def make_sync(config: Config, algorithm: str | None = None) -> GradSync | ShardedSync:
     """How a configuration sums over devices, with `algorithm` in place of its own if given."""
+    if config.sync.shard_optimizer:
+        return sharded_sync(algorithm or config.sync.algorithm, config.sync.wire)
     return all_reduce_sync(
         algorithm or config.sync.algorithm,
         bucket_bytes=config.sync.bucket_bytes,
         first_bucket_bytes=config.sync.first_bucket_bytes,
         wire=config.sync.wire,
+    )
+
+
+def _step_builder(config: Config) -> Callable[..., TrainStep]:
+    if config.sync.local_steps is None:
+        return make_train_step
+    return partial(
+        make_local_sgd_step,
+        local_steps=config.sync.local_steps,
+        outer_optimizer=outer_sgd(config.sync.outer_learning_rate, config.sync.outer_momentum),
     )
 
 
@@ -99,12 +117,12 @@ def assemble(
         if dataset.task == "classification"
         else language_loss(model, _BITS.get(dataset.bytes_per_token, "bits_per_token"))
     )
-    optimizer: dict[str, Any] = config.optimizer.model_dump(exclude={"clip_norm"})
+    optimizer: dict[str, Any] = config.optimizer.model_dump(exclude={"clip_norm", "freeze"})
     optimizer["steps"] = config.steps
     rates = {name: optimizer[name] for name in _SCHEDULE}
     dtype = None if config.compute_dtype == "float32" else config.compute_dtype
     make_step = partial(
-        make_train_step,
+        _step_builder(config),
         loss_fn=loss_fn,
         optimizer=build_optimizer(**optimizer),
         sync=make_sync(config, algorithm),
@@ -114,6 +132,7 @@ def assemble(
         compute_dtype=dtype,
         seed=config.seed,
         learning_rate=build_schedule(**rates),
+        frozen=freeze(config.optimizer.freeze),
     )
     step = make_step()
     eval_step = make_eval_step(loss_fn, mesh, compute_dtype=dtype)

@@ -15,7 +15,26 @@ from jaxdp.types import Batch, LossFn, PyTree
 def local_sums(
     loss: LossFn, params: PyTree, model_state: PyTree, batch: Batch, key: jax.Array, axis_name: str
 ) -> Sums:
-    """This device's sums over its microbatches.
+    """What this device gives to the reduction: `accumulated`, the model state times its weight."""
+    sums, model_state = accumulated(loss, params, model_state, batch, key, axis_name)
+    return sums | {"model_state": weighted(model_state, sums["scalars"]["loss"][1])}
+
+
+def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
+    """The tree times a device's weight, for a mean over devices."""
+    return jax.tree.map(lambda x: x * weight.astype(x.dtype), tree)
+
+
+def accumulated(
+    loss: LossFn,
+    params: PyTree,
+    model_state: PyTree,
+    batch: Batch,
+    key: jax.Array,
+    axis_name: str,
+    first_part: jax.Array | int = 0,
+) -> tuple[Sums, PyTree]:
+    """This device's sums over its microbatches, of "grads" and "scalars", and the model state.
 
     Args:
       loss: as `loss_path.checked_loss` returns it.
@@ -25,9 +44,10 @@ def local_sums(
       key: the step's random key; example i of the global batch gets `fold_in(key, i)`, so that
         its randomness is the same however the batch is spread over devices.
       axis_name: the mesh axis of the devices.
+      first_part: int scalar, how many parts of the global batch come before these microbatches.
     """
     microbatches, b = jax.tree.leaves(batch)[0].shape[:2]
-    first_of_microbatch = jnp.arange(microbatches) * b * lax.axis_size(axis_name)
+    first_of_microbatch = (first_part + jnp.arange(microbatches)) * b * lax.axis_size(axis_name)
     row = lax.axis_index(axis_name) * b + jnp.arange(b)
 
     def one(model_state: PyTree, microbatch: tuple[jax.Array, Batch]) -> tuple[Sums, PyTree]:
@@ -48,8 +68,7 @@ def local_sums(
         shapes, _ = jax.eval_shape(one, model_state, first)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
         (sums, model_state), _ = lax.scan(add, (zeros, model_state), stacked)
-    weight = sums["scalars"]["loss"][1]
-    return sums | {"model_state": jax.tree.map(lambda x: x * weight.astype(x.dtype), model_state)}
+    return sums, model_state
 
 
 def _sums(

@@ -36,6 +36,7 @@ _RESERVED = {
     "loss",
     "weight",
     "grad_norm",
+    "inner_grad_norm",
     "skipped",
     "nonfinite",
     "nonfinite_run",
@@ -45,8 +46,12 @@ _RESERVED = {
 }
 
 
-def checked_loss(loss_fn: LossFn, compute_dtype: Any = None) -> LossFn:
+def checked_loss(loss_fn: LossFn, compute_dtype: Any = None, *, alone: bool = False) -> LossFn:
     """`loss_fn` with its result as a `LossOut` and its parameters in the compute dtype.
+
+    Args:
+      alone: also refuse the functions that are `allowed_in_loss`: for steps in which the devices'
+        parameters differ while the loss is computed.
 
     Raises (while traced):
       UserError: the result is not (sum, weight), a sum is not a scalar, or the loss communicates.
@@ -59,6 +64,8 @@ def checked_loss(loss_fn: LossFn, compute_dtype: Any = None) -> LossFn:
         if compute_dtype is not None:
             params = jax.tree.map(cast, params)
         refuse_collectives(loss_fn, params, model_state, batch, keys)
+        if alone:
+            _refuse_allowed(loss_fn, params, model_state, batch, keys)
         return _as_loss_out(loss_fn(params, model_state, batch, keys), model_state)
 
     return loss
@@ -104,6 +111,14 @@ def refuse_collectives(loss_fn: LossFn, *args: Any) -> None:
                 f"the loss calls the collective {name}; expected the sum over this device's "
                 "examples alone: return (sum, weight), the step reduces both over all devices"
             )
+
+
+def _refuse_allowed(loss_fn: LossFn, *args: Any) -> None:
+    if any(_reductions(jax.make_jaxpr(loss_fn)(*args).jaxpr)):
+        raise UserError(
+            "the loss sums over devices (batch norm of mode sync), but in local steps each device "
+            "has parameters of its own; expected statistics of each device: model.batch_norm local"
+        )
 
 
 def allowed_in_loss(function: Callable[..., Any]) -> Callable[..., Any]:

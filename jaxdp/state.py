@@ -1,5 +1,6 @@
 """What a training run carries from step to step."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxdp.types import PyTree
@@ -29,3 +30,20 @@ class TrainState(NamedTuple):
     opt_state: PyTree
     sync_state: PyTree
     loss_scale: Any = ()
+
+
+class SavedForm(NamedTuple):
+    """How a state is kept in checkpoints: the same whatever holds which part of it.
+
+    Attributes:
+      saved: state -> what is saved of it.
+      like: state, or its shapes -> the saved one's shapes, dtypes and placement.
+      restored: (what was saved, a state of the placement wanted) -> state.
+    """
+
+    saved: Callable[[TrainState], TrainState]
+    like: Callable[[TrainState], TrainState]
+    restored: Callable[[TrainState, TrainState], TrainState]
+
+
+AS_IT_IS = SavedForm(lambda state: state, lambda state: state, lambda restored, like: restored)

@@ -9,11 +9,11 @@ import jax
 
 import jaxdp
 from jaxdp import hlo
-from jaxdp.assemble import Job, assemble, load_data
+from jaxdp.assemble import Job, assemble, check_names, load_data
 from jaxdp.checkpoints import Checkpoints
 from jaxdp.choosing import choose_algorithm
 from jaxdp.collectives.tuning import Choice
-from jaxdp.config import Config, check_devices, diff, load_config, to_yaml
+from jaxdp.config import Config, check_devices, describe_batch, diff, load_config, to_yaml
 from jaxdp.data import Dataset
 from jaxdp.errors import NumericsError, StorageError, UserError
 from jaxdp.guard import Guard
@@ -33,13 +33,15 @@ from jaxdp.report.runfolder import (
 )
 from jaxdp.report.runlog import RunLog, check_tensorboard
 from jaxdp.state import TrainState
-from jaxdp.trees import count_bytes, count_elements, digest
+from jaxdp.trees import bytes_per_device, count_bytes, count_elements, digest
 from jaxdp.types import Device
 
 # keys that may differ when a run is resumed: they do not change what was learned so far
 _MAY_CHANGE = (
     "steps", "devices", "out", "resume", "sync.", "checkpoint.", "eval.", "log.", "guard.",
 )  # fmt: skip
+# of these sections, what does change it
+_AND_YET_STAY = ("sync.local_steps", "sync.outer_")
 
 
 def run_training(
@@ -69,6 +71,7 @@ def run_training(
     if config.log.tensorboard:
         check_tensorboard()
     dataset = load_data(config)
+    check_names(config, dataset)
     devices = use_devices(config.devices)
     if mistakes := check_devices(config, len(devices)):
         raise UserError(*mistakes)
@@ -78,7 +81,7 @@ def run_training(
     create_run_folder(out)
     # the final save is complete when the context is left, before anything calls the run done
     meta = _Meta(dict(dataset.facts))
-    with Checkpoints(out / "checkpoints", config.checkpoint.keep) as checkpoints:
+    with Checkpoints(out / "checkpoints", config.checkpoint.keep, job.step.form) as checkpoints:
         guard = Guard(**config.guard.model_dump(), tell=reporter.line)
         if resuming:
             state, saved, lines = checkpoints.restore(state)
@@ -224,7 +227,11 @@ def _check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:
     """A run goes on with what it began with; what may change is told."""
     before = load_config(str(out / "config.yaml"))
     changed = diff(before, config)
-    refused = {k: v for k, v in changed.items() if not k.startswith(_MAY_CHANGE)}
+    refused = {
+        key: values
+        for key, values in changed.items()
+        if not key.startswith(_MAY_CHANGE) or key.startswith(_AND_YET_STAY)
+    }
     if refused:
         raise UserError(
             *(
@@ -241,11 +248,12 @@ def _check_unchanged(config: Config, out: Path, reporter: Reporter) -> None:
 def _introduction(
     config: Config, job: Job, state: TrainState, devices: list[Device], choice: Choice
 ) -> list[str]:
-    n, each = len(devices), config.global_batch // (len(devices) * config.microbatches)
+    n = len(devices)
     kind = devices[0].device_kind if devices[0].platform != "cpu" else "CPU"
     emulated = n > 1 and kind == "CPU"
     where = f"{n} emulated {kind} devices in one process: shared memory, not a network"
     dataset: Dataset = job.dataset
+    what = "gradients" if config.sync.local_steps is None else "changes made by local steps"
     lines = [
         f"jaxdp {jaxdp.__version__}, jax {jax.__version__}, "
         + (where if emulated else f"{n} {kind} device{'s' * (n > 1)}"),
@@ -253,11 +261,15 @@ def _introduction(
         f"{len(dataset.heldout):,} held out",
         f"model  {config.model.kind}: {count_elements(state.params):,} parameters, "
         f"{hlo.format_bytes(count_bytes(state.params))}, compute in {config.compute_dtype}",
-        f"batch  {config.global_batch} = {each} examples x {config.microbatches} microbatch"
-        f"{'es' * (config.microbatches > 1)} x {n} device{'s' * (n > 1)}",
-        f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of gradients, "
+        f"batch  {describe_batch(config, n)}",
+        f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of {what}, "
         f"{config.sync.wire} on the wire; {choice.reason}",
     ]
+    if config.sync.shard_optimizer:
+        held = hlo.format_bytes(bytes_per_device(state.opt_state))
+        lines.append(f"zero   the optimizer's state is shared out: {held} on each device")
+    if config.optimizer.freeze:
+        lines.append(f"frozen {', '.join(config.optimizer.freeze)}")
     if getattr(config.optimizer, "weight_decay", 0):
         lines += describe_decay(state.params)
     if int(state.step):

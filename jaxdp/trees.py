@@ -23,6 +23,15 @@ def count_bytes(tree: Any) -> int:
     return sum(int(leaf.size) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
+def bytes_per_device(tree: Any) -> int:
+    """What the tree's arrays really hold on the device that holds most, in bytes."""
+    held: dict[Any, int] = {}
+    for leaf in jax.tree.leaves(tree):
+        for shard in leaf.addressable_shards:
+            held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
+    return max(held.values(), default=0)
+
+
 def digest(tree: Any) -> str:
     """SHA-256 over every leaf's path, dtype, shape and bytes, in the leaves' fixed order."""
     sha = hashlib.sha256()

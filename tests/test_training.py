@@ -102,6 +102,19 @@ def test_c1_stopped_and_resumed_is_the_straight_run_to_the_bit(stop, tmp_path):
     assert rows_of(tmp_path / "b") == rows_of(tmp_path / "a")  # l3: one row per step
 
 
+def test_local_steps_resume_to_the_bit(tmp_path):
+    local = {"global_batch": 96, "sync__local_steps": 3, "sync__outer_momentum": 0.9}
+    reporter = Lines()
+    straight = run(tmp_path / "a", **local, reporter=reporter)
+    assert "batch  96 = 8 examples x 1 microbatch x 4 devices x 3 local steps" in reporter.lines
+    stops = iter([False] * 13 + [True])
+    run(tmp_path / "b", **local, should_stop=lambda: next(stops))
+    with pytest.raises(UserError, match=r"sync.local_steps: 6 now and 3 in .*; a resumed run"):
+        run(tmp_path / "b", **local | {"sync__local_steps": 6}, resume=True)
+    rest = run(tmp_path / "b", **local, resume=True)
+    assert rest["params_digest"] == straight["params_digest"]
+
+
 def test_l3_rows_after_the_checkpoint_and_half_lines_are_dropped(tmp_path):
     straight = run(tmp_path / "a")
     stops = iter([False] * 16 + [True])
@@ -249,3 +262,24 @@ def test_psum_and_ring_and_any_number_of_devices_train_the_same_model(tmp_path):
             losses[n, algorithm] = [row["loss"] for row in rows_of(out)]
     for key, values in losses.items():
         np.testing.assert_allclose(values, losses[1, "psum"], rtol=1e-4, err_msg=str(key))
+
+
+def test_a_sharded_run_goes_on_as_a_plain_one_and_back(tmp_path):
+    reporter = Lines()
+    given = {"sync__shard_optimizer": True, "optimizer__freeze": ("logits/bias",)}
+    straight = run(tmp_path / "a", **given)
+    stop = iter([False] * 8 + [True])
+    run(tmp_path / "b", should_stop=lambda: next(stop), reporter=reporter, **given)
+    assert any(line.startswith("zero ") for line in reporter.lines)
+    stop = iter([False] * 8 + [True])
+    plain = given | {"sync__shard_optimizer": False, "resume": True}
+    run(tmp_path / "b", should_stop=lambda: next(stop), **plain)
+    again = run(tmp_path / "b", **given, resume=True)
+    for name, value in straight["eval"].items():
+        assert again["eval"][name] == pytest.approx(value, rel=1e-4)
+
+
+def test_a_frozen_name_that_is_not_there_leaves_no_folder(tmp_path):
+    with pytest.raises(UserError, match="matches no parameter"):
+        run(tmp_path / "a", optimizer__freeze=("hidden/7/*",))
+    assert not (tmp_path / "a").exists()

@@ -21,6 +21,7 @@ from jaxdp.mesh import data_mesh
 from jaxdp.trees import named_leaves
 from jaxdp.types import Batch, Device, PyTree
 
+NAMES = ("gradients", "weights", "optimizer")
 EXACT = 1e-9  # relative; additions in another order differ by 1e-15 to 1e-12
 _OPTIMIZER_STEPS = 3
 _NOTICED = 1e-4  # relative: weights of 0 to 4 instead of 1 change more, where they are read

@@ -50,7 +50,7 @@ def run_steps(subject: Subject, devices: Sequence[Device], folder: Path) -> Run:
     step = subject.make_step(mesh=data_mesh(devices))
     first = state = settled(step, subject, subject.weighted(0))
     before = _left_out(state)  # fetched now: the state is donated
-    with Checkpoints(folder) as checkpoints:
+    with Checkpoints(folder, form=step.form) as checkpoints:
         for t in range(STEPS):
             if t == STEPS // 2:
                 checkpoints.save(t, state)
@@ -165,7 +165,7 @@ def resume(run: Run, subject: Subject) -> Line:
     """Saved, restored and gone on with is the straight run."""
     name = "resume"
     like = run.step.init(*subject.init())
-    with Checkpoints(run.saved) as checkpoints:
+    with Checkpoints(run.saved, form=run.step.form) as checkpoints:
         state, _, _ = checkpoints.restore(like)
     first = int(state.step)
     for t in range(first, STEPS):

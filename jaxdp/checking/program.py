@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from jaxdp.assemble import load_data
+from jaxdp.assemble import check_names, load_data
 from jaxdp.checking.lines import text
 from jaxdp.checking.run import run_check
 from jaxdp.checking.subject import subject_of
@@ -21,6 +21,7 @@ def check_and_tell(config: Config) -> int:
       UserError: the data or the devices do not fit.
     """
     dataset = load_data(config)
+    check_names(config, dataset)
     devices = use_devices(config.devices, cpu_default=_CPU_DEVICES)
     if mistakes := check_devices(config, len(devices)):
         raise UserError(*mistakes)
@@ -28,16 +29,20 @@ def check_and_tell(config: Config) -> int:
         raise UserError("devices: 1; expected at least 2, to be held against one: --devices 4")
     choice = choose_algorithm(config, dataset, devices)
     subject = subject_of(config, dataset, devices, choice.algorithm)
+    local_steps = config.sync.local_steps
     emulated = "emulated " if devices[0].platform == "cpu" else ""
     print(
         f"{config.model.kind} on {dataset.name}: {len(devices)} {emulated}devices against 1; "
         f"{subject.size} of {config.global_batch} examples a step, "
         f"{config.microbatches} microbatch{'es' * (config.microbatches > 1)}, "
-        f"sync {choice.algorithm}: {choice.reason}",
+        + (f"{local_steps} local steps, " if local_steps is not None else "")
+        + f"sync {choice.algorithm}: {choice.reason}",
         flush=True,
     )
     lines = run_check(subject, devices, lambda line: print(text(line), flush=True))
     count = Counter(line.verdict for line in lines)
-    same = "the same training" if not count["fail"] else "NOT the same training"
+    same = "the same training" if subject.other_algorithm is None else "the training it is to be"
+    if count["fail"]:
+        same = "NOT " + same
     print(f"{same}: {count['pass']} passed, {count['fail']} failed, {count['n/a']} not applicable")
     return Exit.FAULT_FOUND if count["fail"] else Exit.DONE

@@ -4,9 +4,8 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jaxdp.checking import equality, execution
+from jaxdp.checking import equality, execution, precision
 from jaxdp.checking.lines import Line
-from jaxdp.checking.precision import precision
 from jaxdp.checking.randomness import randomness
 from jaxdp.checking.stream import stream
 from jaxdp.checking.subject import Subject
@@ -34,10 +33,14 @@ def run_check(
         lines.append(line)
         on_line(line)
 
-    answer(equality.gradients(subject, devices))
-    answer(equality.weights(subject, devices, lines[0].verdict == "pass"))
-    answer(equality.optimizer(subject, devices))
-    answer(precision(subject, devices, lines[0].verdict == "pass"))
+    if subject.other_algorithm is not None:
+        for name in (*equality.NAMES, precision.NAME):
+            answer(Line(name, "n/a", subject.other_algorithm))
+    else:
+        answer(equality.gradients(subject, devices))
+        answer(equality.weights(subject, devices, lines[0].verdict == "pass"))
+        answer(equality.optimizer(subject, devices))
+        answer(precision.precision(subject, devices, lines[0].verdict == "pass"))
     answer(randomness(subject, devices))
     answer(stream(subject))
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells its steps there

@@ -13,10 +13,12 @@ from jaxdp.config import Config
 from jaxdp.data import Dataset
 from jaxdp.loop import Batches
 from jaxdp.steps import TrainStep
-from jaxdp.sync import GradSync
+from jaxdp.sync import GradSync, ShardedSync
 from jaxdp.types import Device, LossFn, PyTree
 
 _MOST_PER_DEVICE = 4  # examples of a microbatch on a device: more prove no more, and take longer
+
+_LOCAL_SGD = "local SGD is another algorithm, judged by its loss"
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Subject:
       exact_sync: where the training's synchronisation rounds by choice, the same without rounding:
         equality is asked of it.  None: it does not round.
       compute_dtype: to which `make_step` casts parameters for the loss; None: their own.
+      other_algorithm: why one device does not have to train as many do; None: it has to.
     """
 
     loss_fn: LossFn
@@ -39,8 +42,9 @@ class Subject:
     init: Callable[[], tuple[PyTree, PyTree]]
     batches: Batches
     size: int
-    exact_sync: GradSync | None = None
+    exact_sync: GradSync | ShardedSync | None = None
     compute_dtype: Any = None
+    other_algorithm: str | None = None
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         """The examples of a step, every one of weight 1."""
@@ -70,7 +74,8 @@ def subject_of(
     """
     algorithm = algorithm or choose_algorithm(config, dataset, devices).algorithm
     job: Job = assemble(config, dataset, devices, algorithm)
-    parts = config.microbatches * len(devices)
+    local_steps = config.sync.local_steps
+    parts = config.microbatches * len(devices) * (local_steps or 1)
 
     def init() -> tuple[PyTree, PyTree]:
         state = job.init()
@@ -84,10 +89,11 @@ def subject_of(
         size=min(config.global_batch, parts * _MOST_PER_DEVICE),
         exact_sync=_exact_sync(config, algorithm),
         compute_dtype=config.compute_dtype,
+        other_algorithm=None if local_steps is None else _LOCAL_SGD,
     )
 
 
-def _exact_sync(config: Config, algorithm: str) -> GradSync | None:
+def _exact_sync(config: Config, algorithm: str) -> GradSync | ShardedSync | None:
     if config.sync.wire == "float32":
         return None
     sync = config.sync.model_copy(update={"wire": "float32"})

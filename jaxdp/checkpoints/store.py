@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 
 from jaxdp.errors import StorageError
-from jaxdp.state import TrainState
+from jaxdp.state import AS_IT_IS, SavedForm, TrainState
 from jaxdp.trees import named_leaves
+from jaxdp.types import PyTree
 
 STATE, META = "state", "meta"
 
@@ -20,13 +21,13 @@ class Checkpoints:
     Use as a context manager: leaving it waits until the last save is complete.
     """
 
-    def __init__(self, folder: Path, keep: int = 3):
-        """Opens or creates `folder`; the newest `keep` steps are kept.
+    def __init__(self, folder: Path, keep: int = 3, form: SavedForm = AS_IT_IS):
+        """Opens or creates `folder`; the newest `keep` steps are kept, in the step's `form`.
 
         Raises:
           StorageError: the folder cannot be created.
         """
-        self.folder = folder.absolute()
+        self.folder, self._form = folder.absolute(), form
         options = ocp.CheckpointManagerOptions(
             max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
         )
@@ -61,7 +62,7 @@ class Checkpoints:
         if step in self._manager.all_steps():
             return  # resumed there and stopped before the next step
         # a copy, since Orbax may read CPU buffers in place while the next step reuses them
-        copy = _copy(state._asdict())
+        copy = _copied(self._form.saved(state)._asdict())
         args = {STATE: ocp.args.StandardSave(copy), META: ocp.args.JsonSave(meta or {})}
         try:
             started = self._manager.save(step, args=ocp.args.Composite(**args))
@@ -116,13 +117,14 @@ class Checkpoints:
         raise StorageError(*damaged.values(), f"{self.folder}: no checkpoint that can be read")
 
     def _restore_step(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        _check_leaves(self._manager, step, like)
+        kept = self._form.like(like)
+        _check_leaves(self._manager, step, kept)
         target = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), like._asdict()
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), kept._asdict()
         )
         args = {STATE: ocp.args.StandardRestore(target), META: ocp.args.JsonRestore()}
         restored = self._manager.restore(step, args=ocp.args.Composite(**args))
-        return TrainState(**restored[STATE]), restored[META]
+        return self._form.restored(TrainState(**restored[STATE]), like), restored[META]
 
     def _move_aside(self, step: int, where: str = "damaged") -> str:
         target = self.folder.parent / where / str(step)
@@ -158,4 +160,17 @@ def _describe(leaf: tuple[tuple[int, ...], Any] | None) -> str:
     return "absent" if leaf is None else f"{leaf[1]}{list(leaf[0])}"
 
 
-_copy = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
+_copy = jax.jit(lambda arrays: [jnp.copy(x) for x in arrays])
+
+
+def _copied(tree: PyTree) -> PyTree:
+    """The tree with its device arrays copied, in one program; what is on the host is left there."""
+    leaves, structure = jax.tree.flatten(tree)
+    on_device = [isinstance(leaf, jax.Array) for leaf in leaves]
+    copies = iter(
+        _copy([leaf for leaf, is_there in zip(leaves, on_device, strict=True) if is_there])
+    )
+    return jax.tree.unflatten(
+        structure,
+        [next(copies) if there else leaf for leaf, there in zip(leaves, on_device, strict=True)],
+    )

@@ -24,7 +24,7 @@ from jax import lax
 from jaxdp.collectives.codec import Codec
 from jaxdp.collectives.execute import execute, fence
 from jaxdp.collectives.ops import get_op
-from jaxdp.collectives.planning import planned_schedule
+from jaxdp.collectives.planning import planned_reduce_scatter, planned_schedule
 from jaxdp.collectives.table import get_algorithm, make_schedule
 from jaxdp.plan import Planned
 
@@ -110,6 +110,41 @@ def all_reduce_encoded(
         words = execute(schedule, messages.reshape(-1), axis_name, op)
         sums = plan.decode(words.reshape(messages.shape))
     return [s.reshape(-1)[: x.size].astype(x.dtype) for s, x in zip(sums, vectors, strict=True)]
+
+
+def reduce_scatter_encoded(
+    rows: jax.Array, codec: Codec, axis_name: str, algorithm: str
+) -> jax.Array:
+    """This rank's row of the sum over all ranks.
+
+    Args:
+      rows: `[n, k]`, floating; row r is for rank r.
+      codec, axis_name, algorithm: as for `all_reduce_encoded`, "all_gather_sum" excepted; the
+        algorithm has a reduce-scatter.
+
+    Returns:
+      `[k]`, of the dtype of `rows`, rounded on the way but not at the end.
+    """
+    n, k = rows.shape
+    plan = Layout((codec,), (-(-k // codec.grain) * codec.grain,), n)
+    messages = plan.encode([jnp.pad(rows, ((0, 0), (0, plan.lengths[0] - k)))])
+    if algorithm in DIRECT:
+        received = lax.all_to_all(messages, axis_name, 0, 0)
+        (total,) = _sum_of_rows(plan, received, encode=False)
+    else:
+        schedule = make_schedule(algorithm, "reduce_scatter", n)
+        op = get_op("sum")._replace(combine=_add(plan))
+        (total,) = plan.decode(execute(schedule, messages.reshape(-1), axis_name, op))
+    return total[:k].astype(rows.dtype)
+
+
+def planned_reduce_scatter_encoded(
+    name: str, part: int, codec: Codec, algorithm: str, n: int
+) -> tuple[Planned, ...]:
+    """The collectives of `reduce_scatter_encoded` on rows of `part` values."""
+    words = codec.words(-(-part // codec.grain) * codec.grain)
+    halves = "all_to_all" if algorithm in DIRECT else algorithm
+    return planned_reduce_scatter(name, halves, words, codec.word.itemsize, n)
 
 
 def planned_encoded(

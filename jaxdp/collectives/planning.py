@@ -21,23 +21,49 @@ def planned_all_reduce(
       size, itemsize: elements of the vector, and bytes of each.
       n: ranks.
     """
-    nbytes, chunk = size * itemsize, -(-size // n) * itemsize  # a rank's part, padded
+    nbytes = size * itemsize
     if "all_reduce" in get_algorithm(algorithm).schedules:
         return planned_schedule(name, make_schedule(algorithm, "all_reduce", n), size, itemsize)
-    gather = Planned(name, "all-gather", 1, n * chunk, (n - 1) * chunk)
     if algorithm == "psum":
         return (Planned(name, "all-reduce", 1, nbytes, 2 * (n - 1) * nbytes // n),)
     if n == 1:
         return ()
     if algorithm == "all_gather_sum":
         return (Planned(name, "all-gather", 1, n * nbytes, (n - 1) * nbytes),)
+    halves = "psum" if algorithm == "psum_scatter_gather" else algorithm
+    part = -(-size // n)  # a rank's, padded
+    return (
+        *planned_reduce_scatter(name, halves, part, itemsize, n),
+        *planned_all_gather(name, halves, part, itemsize, n),
+    )
+
+
+def planned_reduce_scatter(
+    name: str, algorithm: str, part: int, itemsize: int, n: int
+) -> tuple[Planned, ...]:
+    """The collectives of `reduce_scatter` (op sum) on a vector of n parts, of `part` elements."""
+    nbytes = part * itemsize
+    if "reduce_scatter" in get_algorithm(algorithm).schedules:
+        schedule = make_schedule(algorithm, "reduce_scatter", n)
+        return planned_schedule(name, schedule, n * part, itemsize)
     if algorithm == "all_to_all":
-        return Planned(name, "all-to-all", 1, n * chunk, (n - 1) * chunk), gather
+        return (Planned(name, "all-to-all", 1, n * nbytes, (n - 1) * nbytes),)
     platform, processes = jax.default_backend(), jax.process_count()
     if builtin.psum_scatter_is_wrong(platform, processes, jaxlib.__version__):
         ring = make_schedule("ring", "reduce_scatter", n)
-        return *planned_schedule(name, ring, n * chunk // itemsize, itemsize), gather
-    return Planned(name, "reduce-scatter", 1, chunk, (n - 1) * chunk), gather
+        return planned_schedule(name, ring, n * part, itemsize)
+    return (Planned(name, "reduce-scatter", 1, nbytes, (n - 1) * nbytes),)
+
+
+def planned_all_gather(
+    name: str, algorithm: str, part: int, itemsize: int, n: int
+) -> tuple[Planned, ...]:
+    """The collectives of `all_gather` on a vector of `part` elements."""
+    nbytes = part * itemsize
+    if "all_gather" in get_algorithm(algorithm).schedules:
+        schedule = make_schedule(algorithm, "all_gather", n)
+        return planned_schedule(name, schedule, n * part, itemsize)
+    return (Planned(name, "all-gather", 1, n * nbytes, (n - 1) * nbytes),)
 
 
 def planned_schedule(

@@ -1,5 +1,6 @@
-"""A resolved configuration as YAML, and the differences between two of them."""
+"""A resolved configuration as YAML, its batch in words, the differences between two of them."""
 
+import math
 from io import StringIO
 from typing import Any
 
@@ -35,6 +36,19 @@ def to_yaml(config: Config) -> str:
     text = StringIO()
     yaml.dump(tree, text)
     return text.getvalue()
+
+
+def describe_batch(config: Config, devices: int) -> str:
+    """How the global batch is cut: `192 = 24 examples x 2 microbatches x 4 devices`."""
+    sizes = {"microbatch": config.microbatches, "device": devices}
+    if config.sync.local_steps is not None:
+        sizes["local step"] = config.sync.local_steps
+    each = config.global_batch // math.prod(sizes.values())
+    factors = [
+        f"{size} {name}{'es' if name.endswith('ch') else 's'}" if size > 1 else f"{size} {name}"
+        for name, size in sizes.items()
+    ]
+    return f"{config.global_batch} = " + " x ".join([f"{each} examples", *factors])
 
 
 def diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:

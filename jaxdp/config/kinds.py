@@ -18,6 +18,7 @@ InnerFraction = Annotated[float, Gt(0), Lt(1)]
 Text = Annotated[str, MinLen(1)]
 # A tuple, since a frozen model should be frozen all the way; strict would refuse YAML's lists.
 Counts = Annotated[tuple[Count, ...], Field(strict=False)]
+Names = Annotated[tuple[Text, ...], Field(strict=False)]
 SomeCounts = Annotated[tuple[Count, ...], MinLen(1), Field(strict=False)]
 
 # A marker too: `words` looks for it to say what is expected.
@@ -85,6 +86,11 @@ class Gpt(Section):
     positions: Literal["learned", "rotary"] = Field(
         default="rotary",
         description="how positions are told; rotary needs width / heads to be even",
+    )
+    remat: bool = Field(
+        default=False,
+        description="keep only the blocks' inputs for the backward pass and compute the rest "
+        "again: less memory, more time",
     )
 
 
@@ -200,6 +206,9 @@ class _Optimizer(Section):
     )
     clip_norm: Positive | None = Field(
         default=None, description="largest global norm of the reduced gradient; null does not clip"
+    )
+    freeze: Names = Field(
+        default=(), description="names of parameters that are not trained; * stands for anything"
     )
 
 

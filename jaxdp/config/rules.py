@@ -4,11 +4,12 @@ A rule names the keys that it reads, so that it can be run, and reported, beside
 it is skipped only if one of its own keys is faulty or does not exist for the chosen kinds.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from jaxdp.config.keys import SECTIONS, flatten
-from jaxdp.config.schema import INT8_ALGORITHMS, Config, Guard
+from jaxdp.config.schema import HALVED_ALGORITHMS, INT8_ALGORITHMS, Config, Guard, Sync
 from jaxdp.config.words import either
 from jaxdp.sizes import parse_bytes
 
@@ -32,16 +33,22 @@ def _nearest(value: int, divisor: int) -> str:
 
 
 def _batch_splits(
-    global_batch: int, microbatches: int, devices: int | Literal["auto"]
+    global_batch: int,
+    microbatches: int,
+    devices: int | Literal["auto"],
+    local_steps: int | None,
 ) -> str | None:
-    if devices == "auto":  # whatever their number will be, microbatches has to divide
-        parts, product = microbatches, f"microbatches = {microbatches}"
-    else:
-        parts = microbatches * devices
-        product = f"microbatches x devices = {microbatches} x {devices} = {parts}"
+    factors = {"microbatches": microbatches}
+    if devices != "auto":  # whatever their number will be, the others have to divide
+        factors["devices"] = devices
+    if local_steps is not None:
+        factors["sync.local_steps"] = local_steps
+    parts = math.prod(factors.values())
     if global_batch % parts == 0:
         return None
-    return f"{global_batch} is not divisible by {product}; {_nearest(global_batch, parts)}"
+    product = [" x ".join(factors), " x ".join(map(str, factors.values())), str(parts)]
+    equation = " = ".join(dict.fromkeys(product))  # one factor is the product
+    return f"{global_batch} is not divisible by {equation}; {_nearest(global_batch, parts)}"
 
 
 def _eval_batch_splits(batch: int | None, devices: int | Literal["auto"]) -> str | None:
@@ -133,6 +140,57 @@ def _wire_is_carried(wire: str, algorithm: str) -> str | None:
     )
 
 
+def _outer_is_used(path: str) -> Callable[[float, int | None], str | None]:
+    default = Sync.model_fields[path].default
+
+    def check(value: float, local_steps: int | None) -> str | None:
+        # The default is let through: a resolved configuration writes out every key.
+        if value == default or local_steps is not None:
+            return None
+        return f"{value} has no effect without sync.local_steps; set both, or none"
+
+    return check
+
+
+def _normalises_apart(batch_norm: str, local_steps: int | None) -> str | None:
+    if local_steps is None or batch_norm == "local":
+        return None
+    return (
+        f"{batch_norm} sums over devices, which have parameters of their own during "
+        "sync.local_steps; set model.batch_norm local"
+    )
+
+
+def _shards_no_inner_state(local_steps: int | None, shard_optimizer: bool) -> str | None:
+    if local_steps is None or not shard_optimizer:
+        return None
+    return (
+        f"{local_steps} gives each device an optimizer of its own, which has no shares: remove "
+        "sync.shard_optimizer"
+    )
+
+
+def _has_halves(algorithm: str, shard_optimizer: bool) -> str | None:
+    if not shard_optimizer or algorithm in HALVED_ALGORITHMS:
+        return None
+    return (
+        f"{algorithm} has no reduce-scatter, which sync.shard_optimizer needs; "
+        f"expected {either(HALVED_ALGORITHMS)}"
+    )
+
+
+def _one_message(shard_optimizer: bool, bucket_bytes: int | str | None) -> str | None:
+    if not shard_optimizer or bucket_bytes is None:
+        return None
+    return f"true sends all gradients at once: remove sync.bucket_bytes = {bucket_bytes}"
+
+
+def _is_elementwise(shard_optimizer: bool, kind: str) -> str | None:
+    if not shard_optimizer or kind != "adafactor":
+        return None
+    return "true needs an optimizer that works element by element, and adafactor does not"
+
+
 def _has_checkpoints(policy: str, every: int) -> str | None:
     if policy != "rollback" or every:
         return None
@@ -153,7 +211,7 @@ def _limit_is_used(limit: int, nonfinite: str) -> str | None:
 
 
 DEVICE_RULES = (
-    Rule(("global_batch", "microbatches", "devices"), _batch_splits),
+    Rule(("global_batch", "microbatches", "devices", "sync.local_steps"), _batch_splits),
     Rule(("eval.batch", "devices"), _eval_batch_splits),
 )
 RULES = (
@@ -169,6 +227,13 @@ RULES = (
     Rule(("sync.tune_file", "sync.tune"), _file_is_read),
     Rule(("sync.first_bucket_bytes", "sync.bucket_bytes"), _first_bucket_fits),
     Rule(("sync.wire", "sync.algorithm"), _wire_is_carried),
+    Rule(("sync.outer_learning_rate", "sync.local_steps"), _outer_is_used("outer_learning_rate")),
+    Rule(("sync.outer_momentum", "sync.local_steps"), _outer_is_used("outer_momentum")),
+    Rule(("sync.local_steps", "sync.shard_optimizer"), _shards_no_inner_state),
+    Rule(("model.batch_norm", "sync.local_steps"), _normalises_apart),
+    Rule(("sync.algorithm", "sync.shard_optimizer"), _has_halves),
+    Rule(("sync.shard_optimizer", "sync.bucket_bytes"), _one_message),
+    Rule(("sync.shard_optimizer", "optimizer.kind"), _is_elementwise),
     Rule(("guard.divergence", "checkpoint.every"), _has_checkpoints),
     Rule(("guard.nonfinite", "checkpoint.every"), _has_checkpoints),
     Rule(("guard.divergence", "guard.every"), _compares),

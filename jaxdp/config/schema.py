@@ -11,6 +11,7 @@ from pydantic import Field
 
 from jaxdp.config.kinds import (
     Adam,
+    BelowOne,
     Bytes,
     Count,
     CountOrZero,
@@ -19,6 +20,7 @@ from jaxdp.config.kinds import (
     Mlp,
     Model,
     Optimizer,
+    Positive,
     Section,
     Text,
 )
@@ -44,6 +46,10 @@ Algorithm = Literal[
 ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
 # Those that add nothing before it is decoded.
 INT8_ALGORITHMS = ("psum", "all_to_all", "all_gather_sum")
+# Those with a reduce-scatter and an all-gather.
+HALVED_ALGORITHMS = (
+    "psum", "ring", "bidirectional_ring", "halving_doubling", "hierarchical", "all_to_all",
+)  # fmt: skip
 
 
 class Sync(Section):
@@ -72,6 +78,23 @@ class Sync(Section):
     wire: Literal["float32", "bfloat16", "float16", "int8"] = Field(
         default="float32",
         description="type of the gradients while they travel; loss sums and weights stay float32",
+    )
+    shard_optimizer: bool = Field(
+        default=False,
+        description="each device keeps and updates its share of the optimizer's state (ZeRO-1)",
+    )
+    local_steps: Count | None = Field(
+        default=None,
+        description="local SGD: optimizer steps that each device makes by itself in one step of "
+        "the run, before the devices average; null: gradients are summed in every step",
+    )
+    outer_learning_rate: Positive = Field(
+        default=1.0,
+        description="with sync.local_steps: how far to go to the devices' average; DiLoCo: 0.7",
+    )
+    outer_momentum: BelowOne = Field(
+        default=0.0,
+        description="with sync.local_steps: Nesterov momentum of these averages; DiLoCo: 0.9",
     )
 
 
@@ -139,7 +162,7 @@ class Config(Section):
     global_batch: Count = Field(
         default=96,
         description="examples per optimizer step over all devices; "
-        "divisible by microbatches x devices",
+        "divisible by microbatches x devices, and these x sync.local_steps",
     )
     microbatches: Count = Field(
         default=1,

@@ -116,6 +116,7 @@ def gpt(
     heads: int = 4,
     dropout: float = 0.0,
     positions: str = "learned",
+    remat: bool = False,
 ) -> Model:
     """See `GPT`; `shape` is (context,) and `num_classes` the size of the vocabulary."""
     if len(shape) != 1:
@@ -139,7 +140,9 @@ def gpt(
             raise UserError(f"gpt takes integer tokens, got {tokens.dtype}")
 
     return as_model(
-        lambda rngs: GPT(shape[0], num_classes, layers, width, heads, dropout, positions, rngs),
+        lambda rngs: GPT(
+            shape[0], num_classes, layers, width, heads, dropout, positions, remat, rngs
+        ),
         check,
     )
 

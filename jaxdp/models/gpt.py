@@ -7,6 +7,10 @@ References: Radford et al., Language Models are Unsupervised Multitask Learners,
 Press and Wolf, Using the Output Embedding to Improve Language Models, 2017 (tied embeddings).
 """
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -72,6 +76,7 @@ class GPT(nnx.Module):
       layers, width, heads: the size; width is a multiple of heads.
       rate: dropout of the embeddings and of each residual branch.
       positions: "learned" adds a vector per position, "rotary" turns queries and keys.
+      remat: keep each block's input alone for the backward pass, which computes the rest again.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class GPT(nnx.Module):
         heads: int,
         rate: float,
         positions: str,
+        remat: bool,
         rngs: nnx.Rngs,
     ):
         normal = nnx.initializers.normal(0.02, jnp.float32)
@@ -94,7 +100,7 @@ class GPT(nnx.Module):
             {f"{i:02d}": Block(width, heads, layers, rotary, rngs) for i in range(layers)}
         )
         self.norm_out = RMSNorm(width)
-        self.rotary, self.rate = rotary, rate
+        self.rotary, self.rate, self.remat = rotary, rate, remat
 
     def __call__(self, tokens_BxT: jax.Array, keys_B: jax.Array | None) -> jax.Array:
         b, t = tokens_BxT.shape
@@ -107,7 +113,37 @@ class GPT(nnx.Module):
         if not self.rotary:
             x_BxTxD += self.positions[...][None, :t]
         x_NxD = drop(x_BxTxD.reshape(b * t, -1), 0)
-        for i, (_, block) in enumerate(sorted(self.blocks.items())):
+
+        def apply(block, x_NxD, i):
             x_NxD += drop(block.attend(x_NxD, b), 2 * i + 1)
-            x_NxD += drop(block.mlp(x_NxD), 2 * i + 2)
+            return x_NxD + drop(block.mlp(x_NxD), 2 * i + 2)
+
+        blocks = [block for _, block in sorted(self.blocks.items())]
+        if self.remat:
+            x_NxD = _rematerialised(apply, blocks, x_NxD)
+        else:
+            for i, block in enumerate(blocks):
+                x_NxD = apply(block, x_NxD, i)
         return (self.norm_out(x_NxD) @ embedding_VxD.T).reshape(b, t, -1)
+
+
+def _rematerialised(
+    apply: Callable[[Block, jax.Array, Any], jax.Array], blocks: list[Block], x_NxD: jax.Array
+) -> jax.Array:
+    """The blocks one after the other, of which only the inputs are kept for the backward pass.
+
+    A loop over blocks, not one `jax.checkpoint` after the other: XLA:CPU drops their barriers (jax
+    0.10.2; 0.12 keeps them), computes all blocks again at once, and saves no memory.
+
+    References: T. Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016.
+    """
+    graph = nnx.graphdef(blocks[0])
+    states = [nnx.state(block) for block in blocks]
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+
+    @partial(jax.checkpoint, prevent_cse=False)  # nothing is merged across a loop's body
+    def one(x_NxD: jax.Array, block: tuple[Any, jax.Array]) -> tuple[jax.Array, None]:
+        state, i = block
+        return apply(nnx.merge(graph, state), x_NxD, i), None
+
+    return jax.lax.scan(one, x_NxD, (stacked, jnp.arange(len(blocks))))[0]

@@ -9,7 +9,9 @@ import jax.numpy as jnp
 from flax import nnx
 
 
-def dropout(x_Bx: jax.Array, rate: float, keys_B: jax.Array | None, layer: int) -> jax.Array:
+def dropout(
+    x_Bx: jax.Array, rate: float, keys_B: jax.Array | None, layer: jax.Array | int
+) -> jax.Array:
     """Zeroes a fraction `rate` of the features and scales the others by 1 / (1 - rate).
 
     The mask of example i is a function of `keys_B[i]` and `layer` alone: the same for every

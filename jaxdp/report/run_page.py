@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxdp.collectives import algorithms_for, make_schedule, traffic
-from jaxdp.config import Config, load_config
+from jaxdp.config import Config, describe_batch, load_config
 from jaxdp.errors import UserError
 from jaxdp.report.chart import CHART_ASSETS, Series, bar, line_chart
 from jaxdp.report.page import Page, make_page
@@ -254,13 +254,7 @@ def _ran(run: _Run) -> Iterator[tuple[str, str]]:
         yield "model", f"{_section(config.model)}{size}; compute in {config.compute_dtype}"
         counts = f"; {known['examples']:,} examples, {known['heldout']:,} held out" if known else ""
         yield "data", _section(config.data) + counts
-        n = run.devices or 1
-        each = config.global_batch // (n * config.microbatches)
-        yield (
-            "batch",
-            f"{config.global_batch} = {each} examples x {config.microbatches} microbatch"
-            f"{'es' * (config.microbatches > 1)} x {n} device{'s' * (n > 1)}",
-        )
+        yield "batch", describe_batch(config, run.devices or 1)
         yield "optimizer", _section(config.optimizer)
         yield "seed", str(config.seed)
     yield "all-reduce", f"{known['algorithm']}; {known['reason']}" if known else ""

@@ -16,7 +16,8 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jaxdp.gradients import clip, global_means, local_sums
+from jaxdp.freeze import combine, nothing, partition, with_frozen
+from jaxdp.gradients import local_sums
 from jaxdp.loss_path import checked_loss, planned_statistics
 from jaxdp.loss_scale import DynamicScale, scaled, unscaled
 from jaxdp.mesh import AXIS, on_mesh
@@ -31,14 +32,16 @@ from jaxdp.steps.outcome import (
     unslot,
 )
 from jaxdp.steps.types import Metrics, TrainStep
-from jaxdp.sync import GradSync, Sums, ready_order
+from jaxdp.steps.updates import Update, replicated_update
+from jaxdp.steps.zero import sharded_update
+from jaxdp.sync import GradSync, ShardedSync, Sums, ready_order
 from jaxdp.types import Batch, LossFn, PyTree
 
 
 def make_train_step(
     loss_fn: LossFn,
     optimizer: optax.GradientTransformation,
-    sync: GradSync,
+    sync: GradSync | ShardedSync,
     mesh: Mesh,
     *,
     microbatches: int = 1,
@@ -47,6 +50,7 @@ def make_train_step(
     seed: int = 0,
     learning_rate: Callable[[jax.Array], jax.Array] | None = None,
     loss_scale: DynamicScale | None = None,
+    frozen: Callable[[PyTree], PyTree] = nothing,
 ) -> TrainStep:
     """Builds the training step for all devices of `mesh`.
 
@@ -55,7 +59,8 @@ def make_train_step(
         `[b, ...]`, one device's part of one microbatch, and one random key per example.
       optimizer: any optax transformation; if it takes the keyword `step`, it gets the int32 number
         of the step.
-      sync: how gradients are summed over devices.
+      sync: how gradients are summed over devices; a `sharded_sync`: each device then keeps and
+        updates its share of the optimizer's state alone (ZeRO-1).
       mesh: one axis, `jaxdp.mesh.AXIS`.
       microbatches: how many parts of the batch are computed one after the other.
       clip_norm: the global norm to which the reduced gradient is clipped.
@@ -64,6 +69,7 @@ def make_train_step(
       seed: of all randomness in training.
       learning_rate: step -> learning rate, only to be shown among the metrics.
       loss_scale: how the scale of float16 behaves; `DynamicScale()` by default.
+      frozen: params -> tree of bool, which leaves are not trained; from `jaxdp.freeze.freeze`.
 
     Returns:
       A `TrainStep`.
@@ -74,58 +80,82 @@ def make_train_step(
     """
     check_options(microbatches, clip_norm, seed)
     scaling = loss_scaling(compute_dtype, loss_scale)
-    optimizer = optax.with_extra_args_support(optimizer)
     true_loss = checked_loss(loss_fn, compute_dtype)
+
+    def split(params: PyTree) -> tuple[PyTree, PyTree]:
+        return partition(params, frozen(params))
+
+    update = _make_update(optimizer, sync, clip_norm, lambda params: split(params)[0])
 
     def device_sums(state: TrainState, batch: Batch) -> Sums:
         key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
-        loss = scaled(true_loss, state.loss_scale)
-        sums = local_sums(loss, state.params, state.model_state, batch, key, AXIS)
+        trained, fixed = split(state.params)
+        loss = with_frozen(scaled(true_loss, state.loss_scale), fixed)
+        sums = local_sums(loss, trained, state.model_state, batch, key, AXIS)
         return unscaled(sums, state.loss_scale)
 
     def body(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         options = {}
-        if sync.takes_order:
+        if update.takes_order:
             options["order"] = ready_order(jax.make_jaxpr(device_sums)(state, batch).jaxpr)
-        sums = device_sums(state, batch)
-        sums, sync_state = sync.update(sums, slot(state.sync_state), AXIS, **options)
-        grads, model_state, metrics = global_means(sums)
-        norm = optax.tree.norm(grads)
-        if clip_norm is not None:
-            grads = clip(grads, norm, clip_norm)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params, step=state.step)
-        new = state._replace(
-            params=optax.apply_updates(state.params, updates),
-            model_state=model_state,
-            opt_state=opt_state,
-            sync_state=unslot(sync_state),
+        trained, fixed = split(state.params)
+        new = update.apply(
+            device_sums(state, batch),
+            trained,
+            state.opt_state,
+            slot(state.sync_state),
+            state.step,
+            **options,
         )
-        return settled(state, new, metrics, norm, scaling, learning_rate)
+        after = state._replace(
+            params=combine(new.params, fixed),
+            model_state=new.model_state,
+            opt_state=new.opt_state,
+            sync_state=unslot(new.sync_state),
+        )
+        return settled(state, after, new.metrics, new.norm, scaling, learning_rate)
 
-    state_specs = TrainState(*[P()] * len(TrainState._fields))._replace(sync_state=P(AXIS))
-    in_specs = (state_specs, P(None, AXIS))
-    run = jax.jit(
-        on_mesh(body, mesh, in_specs, (state_specs, P())),
-        donate_argnums=0,
-        compiler_options=dict(sync.compiler_options(mesh.devices.flat[0].platform)),
-    )
+    def specs(state: TrainState) -> TrainState:
+        everywhere = TrainState(*[P()] * len(TrainState._fields))
+        return everywhere._replace(opt_state=update.specs(state.opt_state), sync_state=P(AXIS))
+
+    def run(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        spread = specs(state)
+        return on_mesh(body, mesh, (spread, P(None, AXIS)), (spread, P()))(state, batch)
 
     def first_state(params: PyTree, model_state: PyTree) -> TrainState:
+        trained, _ = split(params)
+        opt_state = update.init(mesh, trained)
         return blank_state(
             mesh,
             scaling,
             params=params,
             model_state=model_state,
-            opt_state=optimizer.init(params),
-            sync_state=sync.init(params),
-        )
+            opt_state=(),
+            sync_state=update.sync_init(trained),
+        )._replace(opt_state=opt_state)
 
     def planned(state: TrainState, batch: Batch) -> Plan | None:
-        if sync.plan is None:
+        if update.plan is None:
             return None
-        trace = jax.make_jaxpr(on_mesh(device_sums, mesh, in_specs, P()), return_shape=True)
-        jaxpr, sums = trace(state, batch)
-        options = {"order": ready_order(jaxpr.jaxpr)} if sync.takes_order else {}
-        return sync.plan(sums, mesh.size, **options) + planned_statistics(jaxpr.jaxpr, mesh.size)
+        sums = on_mesh(device_sums, mesh, (specs(state), P(None, AXIS)), P())
+        jaxpr, shapes = jax.make_jaxpr(sums, return_shape=True)(state, batch)
+        options = {"order": ready_order(jaxpr.jaxpr)} if update.takes_order else {}
+        plan = update.plan(shapes, mesh.size, **options)
+        return plan + planned_statistics(jaxpr.jaxpr, mesh.size)
 
-    return TrainStep(run, mesh, microbatches, first_state, planned)
+    options = dict(update.compiler_options(mesh.devices.flat[0].platform))
+    jitted = jax.jit(run, donate_argnums=0, compiler_options=options)
+    return TrainStep(jitted, mesh, microbatches, first_state, planned, update.form)
+
+
+def _make_update(
+    optimizer: optax.GradientTransformation,
+    sync: GradSync | ShardedSync,
+    clip_norm: float | None,
+    trained: Callable[[PyTree], PyTree],
+) -> Update:
+    optimizer = optax.with_extra_args_support(optimizer)
+    if isinstance(sync, ShardedSync):
+        return sharded_update(optimizer, sync, AXIS, clip_norm, trained)
+    return replicated_update(optimizer, sync, AXIS, clip_norm)

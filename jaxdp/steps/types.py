@@ -14,7 +14,7 @@ from jaxdp.errors import UserError
 from jaxdp.loss_path import refuse_integers
 from jaxdp.mesh import AXIS
 from jaxdp.plan import Plan
-from jaxdp.state import TrainState
+from jaxdp.state import AS_IT_IS, SavedForm, TrainState
 from jaxdp.types import Batch, PyTree
 
 Metrics = Mapping[str, jax.Array]
@@ -33,6 +33,7 @@ class TrainStep:
       first_state: (params, model_state) -> the state before step 0, placed.
       planned: (state, placed batch), or their shapes -> the collectives of `run`; None where nobody
         stated them.
+      form: how the state is kept in checkpoints.
     """
 
     run: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
@@ -40,6 +41,7 @@ class TrainStep:
     parts: int
     first_state: Callable[[PyTree, PyTree], TrainState]
     planned: Callable[[TrainState, Batch], Plan | None]
+    form: SavedForm = AS_IT_IS
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         """One optimizer step.

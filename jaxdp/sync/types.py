@@ -28,8 +28,8 @@ class GradSync(NamedTuple):
       plan: (sums as arrays or their shapes, number of devices) -> the collectives that `update`
         becomes in the compiled program; None where nobody stated them.
       compiler_options: platform -> what XLA needs to be told for the plan to hold.
-      takes_order: whether `update` and `plan` take the keyword `order`: the numbers of the sums'
-        leaves as they become ready (`sync.ready`), the same in both.
+      takes_order: whether `update` and `plan` take the optional keyword `order`: the numbers of the
+        sums' leaves as they become ready (`sync.ready`), the same in both.
     """
 
     init: Callable[[PyTree], PyTree]

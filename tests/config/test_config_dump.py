@@ -42,6 +42,7 @@ optimizer:
   warmup_steps: 0
   end_fraction: 0.0
   clip_norm: null
+  freeze: []
   weight_decay: 0.0
   b1: 0.9
   b2: 0.99
@@ -52,6 +53,10 @@ sync:
   bucket_bytes: null
   first_bucket_bytes: null
   wire: float32
+  shard_optimizer: false
+  local_steps: null
+  outer_learning_rate: 1.0
+  outer_momentum: 0.0
 checkpoint:
   every: 0
   keep: 3

@@ -4,11 +4,22 @@ import random
 
 import pytest
 
+from jaxdp.collectives import algorithms_for
 from jaxdp.config import Config, check_devices, flatten
 from jaxdp.config.keys import KEYS
-from jaxdp.config.kinds import Digits, Gpt, Momentum, Npz, Sgd, TextFile, Tokens
+from jaxdp.config.kinds import (
+    Adafactor,
+    Digits,
+    Gpt,
+    Momentum,
+    Npz,
+    Resnet,
+    Sgd,
+    TextFile,
+    Tokens,
+)
 from jaxdp.config.rules import RULES, broken_rules
-from jaxdp.config.schema import Checkpoint, Eval, Guard, Sync
+from jaxdp.config.schema import HALVED_ALGORITHMS, Checkpoint, Eval, Guard, Sync
 
 
 def broken(**keys) -> list[str]:
@@ -17,6 +28,12 @@ def broken(**keys) -> list[str]:
 
 def test_rules_read_existing_keys():
     assert {path for rule in RULES for path in rule.reads} <= set(KEYS)
+
+
+def test_halved_algorithms_are_those_of_the_library():
+    gathering = algorithms_for("all_gather")
+    both = [name for name in algorithms_for("reduce_scatter") if name in gathering]
+    assert set(HALVED_ALGORITHMS) == set(both)
 
 
 def test_defaults_break_nothing():
@@ -44,6 +61,21 @@ def test_defaults_break_nothing():
         (
             {"devices": 4, "eval": Eval(batch=6)},
             "eval.batch: 6 is not divisible by devices = 4; the nearest valid values are 4 and 8",
+        ),
+        (
+            {"sync": Sync(algorithm="tree", shard_optimizer=True)},
+            "sync.algorithm: tree has no reduce-scatter, which sync.shard_optimizer needs; "
+            "expected psum, ring, bidirectional_ring, halving_doubling, hierarchical or all_to_all",
+        ),
+        (
+            {"sync": Sync(shard_optimizer=True, bucket_bytes=1000)},
+            "sync.shard_optimizer: true sends all gradients at once: remove "
+            "sync.bucket_bytes = 1000",
+        ),
+        (
+            {"sync": Sync(shard_optimizer=True), "optimizer": Adafactor()},
+            "sync.shard_optimizer: true needs an optimizer that works element by element, and "
+            "adafactor does not",
         ),
         (
             {"model": Gpt(), "data": Digits()},
@@ -93,6 +125,35 @@ def test_defaults_break_nothing():
             "set sync.algorithm psum, all_to_all or all_gather_sum, or another wire",
         ),
         (
+            {"sync": Sync(local_steps=5), "devices": 4},
+            "global_batch: 96 is not divisible by microbatches x devices x sync.local_steps = "
+            "1 x 4 x 5 = 20; the nearest valid values are 80 and 100",
+        ),
+        (
+            {"sync": Sync(local_steps=7)},
+            "global_batch: 96 is not divisible by microbatches x sync.local_steps = 1 x 7 = 7; "
+            "the nearest valid values are 91 and 98",
+        ),
+        (
+            {"sync": Sync(local_steps=2, shard_optimizer=True)},
+            "sync.local_steps: 2 gives each device an optimizer of its own, which has no shares: "
+            "remove sync.shard_optimizer",
+        ),
+        (
+            {"sync": Sync(outer_momentum=0.9)},
+            "sync.outer_momentum: 0.9 has no effect without sync.local_steps; set both, or none",
+        ),
+        (
+            {"sync": Sync(outer_learning_rate=0.7)},
+            "sync.outer_learning_rate: 0.7 has no effect without sync.local_steps; "
+            "set both, or none",
+        ),
+        (
+            {"sync": Sync(local_steps=2), "model": Resnet()},
+            "model.batch_norm: sync sums over devices, which have parameters of their own during "
+            "sync.local_steps; set model.batch_norm local",
+        ),
+        (
             {"data": Npz(path="a", heldout_path="b", heldout_fraction=0.2)},
             "data.heldout_fraction: 0.2 has no effect, since data.heldout_path is given; "
             "remove one of them",
@@ -137,6 +198,11 @@ def test_broken_rule(keys, line):
         },
         {"devices": 8, "eval": Eval(batch=8), "microbatches": 2},
         {"sync": Sync(bucket_bytes=5, first_bucket_bytes=5)},
+        {
+            "sync": Sync(local_steps=4, outer_learning_rate=0.7, outer_momentum=0.9),
+            "model": Resnet(batch_norm="local"),
+            "devices": 8,
+        },
         {"sync": Sync(wire="bfloat16", algorithm="auto")},
     ],
 )
