@@ -147,10 +147,15 @@ def primitives(jaxpr: Any, *, within_allowed: bool = False) -> Iterator[str]:
         if _is_allowed(eqn) and not within_allowed:
             continue
         yield eqn.primitive.name
-        for value in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr):
-            if _is_jaxpr(value):
-                inner = getattr(value, "jaxpr", value)
-                yield from primitives(inner, within_allowed=within_allowed)
+        for inner in inner_jaxprs(eqn):
+            yield from primitives(inner, within_allowed=within_allowed)
+
+
+def inner_jaxprs(eqn: Any) -> Iterator[Any]:
+    """The jaxprs that an equation holds: bodies of loops, branches, called functions."""
+    for value in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr):
+        if _is_jaxpr(value):
+            yield getattr(value, "jaxpr", value)
 
 
 def _collective(primitive: str) -> str:
@@ -186,10 +191,8 @@ def _reductions(
         if allowed and _collective(eqn.primitive.name) == "psum":
             yield sum(v.aval.size * v.aval.dtype.itemsize for v in eqn.outvars), in_loop
         loop, known = eqn.primitive.name in _LOOPS, _is_allowed(eqn)
-        for value in jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr):
-            if _is_jaxpr(value):
-                inner = getattr(value, "jaxpr", value)
-                yield from _reductions(inner, in_loop=in_loop or loop, allowed=allowed or known)
+        for inner in inner_jaxprs(eqn):
+            yield from _reductions(inner, in_loop=in_loop or loop, allowed=allowed or known)
 
 
 def _is_allowed(eqn: Any) -> bool:

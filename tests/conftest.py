@@ -34,11 +34,19 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    if config.option.seed is None:  # xdist's workers are given the options of their controller
+    if hasattr(config, "workerinput"):  # a worker of pytest-xdist
+        config.option.seed = config.workerinput["seed"]
+    elif config.option.seed is None:
         config.option.seed = secrets.randbelow(2**32)
     # many tests compile the same programs; most of the suite's time would go there
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """Hands the seed to a worker: one that it drew itself could not be repeated."""
+    node.workerinput["seed"] = node.config.option.seed
 
 
 def pytest_terminal_summary(terminalreporter, config):

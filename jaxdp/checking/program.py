@@ -6,6 +6,7 @@ from jaxdp.assemble import check_names, load_data
 from jaxdp.checking.lines import text
 from jaxdp.checking.run import run_check
 from jaxdp.checking.subject import subject_of
+from jaxdp.choosing import choose_algorithm
 from jaxdp.config import Config, check_devices
 from jaxdp.errors import Exit, UserError
 from jaxdp.mesh import use_devices
@@ -28,7 +29,8 @@ def check_and_tell(config: Config) -> int:
     if len(devices) < 2:
         raise UserError("devices: 1; expected at least 2, to be held against one: --devices 4")
     shards = config.sync.logical_shards
-    subject = subject_of(config, dataset, devices)
+    choice = choose_algorithm(config, dataset, devices)
+    subject = subject_of(config, dataset, devices, choice.algorithm)
     local_steps = config.sync.local_steps
     emulated = "emulated " if devices[0].platform == "cpu" else ""
     print(
@@ -36,7 +38,11 @@ def check_and_tell(config: Config) -> int:
         f"{subject.size} of {config.global_batch} examples a step, "
         f"{counted(config.microbatches, 'microbatch')}, "
         + (f"{local_steps} local steps, " if local_steps is not None else "")
-        + ("sync " + (config.sync.algorithm if shards is None else f"in {shards} logical shards")),
+        + (
+            f"sync {choice.algorithm}: {choice.reason}"
+            if shards is None
+            else f"sync in {shards} logical shards"
+        ),
         flush=True,
     )
     lines = run_check(subject, devices, lambda line: print(text(line), flush=True))

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from jaxdp.checking import equality, execution
+from jaxdp.checking import equality, execution, precision
 from jaxdp.checking.lines import Line
 from jaxdp.checking.randomness import randomness
 from jaxdp.checking.stream import stream
@@ -34,12 +34,13 @@ def run_check(
         on_line(line)
 
     if subject.other_algorithm is not None:
-        for name in equality.NAMES:
+        for name in (*equality.NAMES, precision.NAME):
             answer(Line(name, "n/a", subject.other_algorithm))
     else:
         answer(equality.gradients(subject, devices))
         answer(equality.weights(subject, devices, lines[0].verdict == "pass"))
         answer(equality.optimizer(subject, devices))
+        answer(precision.precision(subject, devices, lines[0].verdict == "pass"))
     answer(randomness(subject, devices))
     answer(stream(subject))
     logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells its steps there

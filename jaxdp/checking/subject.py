@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
 
 from jaxdp.assemble import Job, assemble, make_sync
+from jaxdp.choosing import choose_algorithm
 from jaxdp.config import Config
 from jaxdp.data import Dataset
 from jaxdp.loop import Batches
@@ -31,6 +33,7 @@ class Subject:
       size: examples per step.
       exact_sync: where the training's synchronisation loses by choice (a wire, a compression), the
         same without loss: equality is asked of it.  None: it loses nothing.
+      compute_dtype: to which `make_step` casts parameters for the loss; None: their own.
       other_algorithm: why one device does not have to train as many do; None: it has to.
     """
 
@@ -40,6 +43,7 @@ class Subject:
     batches: Batches
     size: int
     exact_sync: GradSync | ShardedSync | None = None
+    compute_dtype: Any = None
     other_algorithm: str | None = None
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
@@ -57,10 +61,19 @@ class Subject:
         return batch | {"weight": batch["weight"] * weight}
 
 
-def subject_of(config: Config, dataset: Dataset, devices: list[Device]) -> Subject:
-    """The subject of a configuration on `devices`."""
-    job: Job = assemble(config, dataset, devices)
-    lossless = _lossless(config)
+def subject_of(
+    config: Config, dataset: Dataset, devices: list[Device], algorithm: str | None = None
+) -> Subject:
+    """The subject of a configuration on `devices`.
+
+    Args:
+      algorithm: in place of `sync.algorithm`; None: what a run would use.
+
+    Raises:
+      UserError: `sync.tune_file` is missing or damaged.
+    """
+    algorithm = algorithm or choose_algorithm(config, dataset, devices).algorithm
+    job: Job = assemble(config, dataset, devices, algorithm)
     local_steps = config.sync.local_steps
     shares = config.sync.logical_shards or len(devices) * (local_steps or 1)
     parts = config.microbatches * shares
@@ -75,11 +88,13 @@ def subject_of(config: Config, dataset: Dataset, devices: list[Device]) -> Subje
         init=init,
         batches=job.loader,
         size=min(config.global_batch, parts * _MOST_PER_DEVICE),
-        exact_sync=make_sync(lossless) if lossless != config else None,
+        exact_sync=_exact_sync(config, algorithm),
+        compute_dtype=config.compute_dtype,
         other_algorithm=None if local_steps is None else _LOCAL_SGD,
     )
 
 
-def _lossless(config: Config) -> Config:
+def _exact_sync(config: Config, algorithm: str) -> GradSync | ShardedSync | None:
     exact = {"wire": "float32", "compression": None}
-    return config.model_copy(update={"sync": config.sync.model_copy(update=exact)})
+    lossless = config.model_copy(update={"sync": config.sync.model_copy(update=exact)})
+    return None if lossless == config else make_sync(lossless, algorithm)

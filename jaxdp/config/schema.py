@@ -59,7 +59,8 @@ class Sync(Section):
     """How gradients are summed over devices."""
 
     algorithm: Algorithm = Field(
-        default="psum", description="how gradients are summed over devices"
+        default="psum",
+        description="how gradients are summed over devices; auto: the fastest, chosen once",
     )
     tune: Literal["file", "start"] = Field(
         default="file",

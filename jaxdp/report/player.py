@@ -6,6 +6,7 @@ browser replays them (`assets/schedule.js`).  Nothing in it is drawn by hand.
 
 import json
 from html import escape
+from math import inf
 from typing import Any
 
 from jaxdp.collectives import Links, Schedule, get_algorithm, make_schedule
@@ -41,7 +42,8 @@ def animate(
       **options: the algorithms' own, such as `segments` of double_tree.
 
     Raises:
-      UserError: an algorithm has no schedule for this, or there are too many ranks.
+      UserError: an algorithm has no schedule for this, there are too many ranks, or no data or
+        time to be shown.
     """
     names = ", ".join(a if isinstance(a, str) else "a schedule" for a in algorithms)
     title = f"{names}: {op} on {n} ranks"
@@ -70,6 +72,7 @@ def player_html(
             f"animate: nodes of {links.local_size} ranks and n={n}; expected a multiple of the "
             "node's size"
         )
+    _check_clock(nbytes, links)
     tracks = [_track(algorithm, op, n, links, options) for algorithm in algorithms]
     data = {"nbytes": nbytes, "links": _links(links), "tracks": tracks}
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
@@ -79,6 +82,22 @@ def player_html(
         f'<script type="application/json">{text}</script>\n'
         "<noscript>The step-through needs JavaScript.</noscript>\n</section>"
     )
+
+
+def _check_clock(nbytes: int, links: Links) -> None:
+    """Raises UserError for data or a network on which no time passes, or backwards."""
+    if nbytes < 1:
+        raise UserError(f"animate: nbytes={nbytes}; expected at least 1")
+    times = {
+        name: value
+        for name in ("alpha", "beta", "gamma", "alpha_inter", "beta_inter")
+        if (value := getattr(links, name)) is not None
+    }
+    for name, value in times.items():
+        if not 0 <= value < inf:
+            raise UserError(f"animate: links of {name}={value}; expected 0 or more seconds")
+    if not links.alpha and not links.beta:
+        raise UserError("animate: links of alpha=0 and beta=0; expected one of them above 0")
 
 
 def _track(

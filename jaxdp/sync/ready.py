@@ -14,8 +14,9 @@ VLDB 2020, section 4.2.
 from collections.abc import Sequence
 from typing import Any
 
-import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
+from jax.extend.core import Literal
+
+from jaxdp.loss_path import inner_jaxprs
 
 _ALL_AT_ONCE = ("scan", "while", "cond")  # their results are there when they end
 
@@ -52,14 +53,9 @@ def _called(eqn: Any) -> Any:
     """The jaxpr that an equation only calls (jit, shard_map, remat, ..); None if it is no call."""
     if eqn.primitive.name in _ALL_AT_ONCE:
         return None
-    leaves = jax.tree.leaves(eqn.params, is_leaf=_is_jaxpr)
-    found = [getattr(x, "jaxpr", x) for x in leaves if _is_jaxpr(x)]
+    found = list(inner_jaxprs(eqn))
     if len(found) != 1:
         return None
     [inner] = found
     same = len(inner.invars) == len(eqn.invars) and len(inner.outvars) == len(eqn.outvars)
     return inner if same else None
-
-
-def _is_jaxpr(x: Any) -> bool:
-    return isinstance(x, Jaxpr | ClosedJaxpr)

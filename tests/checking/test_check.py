@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +10,14 @@ import numpy as np
 import optax
 import pytest
 
-from jaxdp import GradSync, LossOut, all_reduce_sync, load_config, make_train_step
+from jaxdp import GradSync, LossOut, all_reduce_sync, choosing, load_config, make_train_step
 from jaxdp.assemble import load_data
 from jaxdp.checking import Subject, run_check, subject_of
+from jaxdp.checking.execution import reductions, run_steps, temporary_folder
+from jaxdp.collectives.tuning import Choice
 
 WIDTH, BATCH, CLASSES = 6, 16, 3
-LINES = ("gradients", "weights", "optimizer", "randomness", "data stream")
+LINES = ("gradients", "weights", "optimizer", "precision", "randomness", "data stream")
 LINES += ("replicas", "reductions", "resume", "compilation", "donation")
 
 
@@ -48,8 +51,9 @@ def right(params, model_state, batch, keys):
     return LossOut((losses * weight).sum(), weight.sum())
 
 
-def subject(rng, loss=right, sync=None, microbatches=2, stream=None, **changes):
+def subject(rng, loss=right, sync=None, microbatches=2, stream=None, dtype=None, **changes):
     options = {
+        "compute_dtype": dtype,
         "loss_fn": loss,
         "optimizer": optax.adam(0.01),
         "sync": sync or all_reduce_sync("ring"),
@@ -63,6 +67,7 @@ def subject(rng, loss=right, sync=None, microbatches=2, stream=None, **changes):
         init=lambda: ({"a": a, "b": b}, {}),
         batches=stream or Stream(int(rng.integers(99))),
         size=BATCH,
+        compute_dtype=dtype,
         **changes,
     )
 
@@ -96,6 +101,8 @@ def test_a_loss_that_is_never_finite(rng):
 
     found = failed(subject(rng, loss), 2)
     assert "no parameter changed" in found["gradients"]
+    assert "no parameter changed" in found["precision"]
+    assert "none of 4 steps changed a parameter" in found["replicas"]
 
 
 def test_two_examples_are_enough_to_find_a_mean_of_means(rng):
@@ -150,14 +157,121 @@ def test_rounding_on_the_wire_is_a_choice_and_no_fault(rng):
     assert "gradients" in failed(subject(rng, sync=sync), 2)  # nobody said that it rounds
 
 
+def in_float32(params, model_state, batch, keys):
+    """Computes in float32 whatever it is given."""
+    return right(jax.tree.map(jnp.float32, params), model_state, batch, keys)
+
+
+def slightly_wrong(n_wrong):
+    """The gradients are 0.003 % too large on `n_wrong` devices."""
+
+    def update(tree, state, axis):
+        whole = jax.lax.psum(tree, axis)
+        wrong = jax.lax.axis_size(axis) == n_wrong
+        grads = jax.tree.map(lambda g: g * (1 + 3e-5 * wrong), whole["grads"])
+        return whole | {"grads": grads}, state
+
+    return GradSync(lambda tree: (), update)
+
+
+def test_a_loss_in_float32_is_allowed_what_its_rounding_explains(rng):
+    lines = run_check(subject(rng, in_float32), jax.devices()[:2])
+    assert all(line.verdict != "fail" for line in lines)
+    assert "its loss computes in float32, where" in lines[0].detail
+    found = failed(subject(rng, in_float32, sync=slightly_wrong(2)), 2)
+    assert {"gradients", "weights", "precision"} <= found.keys()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_16_bits_as_the_training_computes_in(dtype, rng):
+    def loud(params, model_state, batch, keys):  # float16's first scale is too high for it
+        out = right(params, model_state, batch, keys)
+        return out._replace(sum=out.sum * 100)
+
+    lines = {x.name: x for x in run_check(subject(rng, loud, dtype=dtype), jax.devices()[:2])}
+    assert all(line.verdict == "pass" for line in lines.values()), lines
+    assert f"in {jnp.dtype(dtype)}: largest deviation" in lines["precision"].detail
+    assert "after 4 updates" in lines["replicas"].detail
+
+
+def test_a_reduction_that_rounds_what_is_not_float64(rng):
+    def update(tree, state, axis):
+        def summed(x):
+            narrow = x if x.dtype == jnp.float64 else x.astype(jnp.bfloat16)
+            return jax.lax.psum(narrow, axis).astype(x.dtype)
+
+        whole = jax.lax.psum(tree, axis)
+        return whole | {"grads": jax.tree.map(summed, tree["grads"])}, state
+
+    found = failed(subject(rng, sync=GradSync(lambda tree: (), update)), 2)
+    assert found.keys() == {"precision"}
+    assert "a reduction that rounds or overflows" in found["precision"]
+
+
+def test_a_small_leaf_that_is_not_reduced_is_missed_in_the_bytes(rng):
+    """Less than 1 % of the bytes; that of a gradient which equals another may be missing."""
+    params = {"a": (WIDTH, 200), "b": (200, CLASSES), "c": (CLASSES,), "d": (CLASSES,)}
+    params = {name: rng.normal(size=size).astype(np.float32) for name, size in params.items()}
+
+    def loss(params, model_state, batch, keys):
+        h = jnp.tanh(batch["x"].astype(params["a"].dtype) @ params["a"])
+        logits = h @ params["b"] + (params["c"] + params["d"])[None]
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch["y"])
+        return losses.sum(), jnp.asarray(len(losses), losses.dtype)
+
+    def all_but(*left_out):
+        def update(tree, state, axis):
+            whole = jax.lax.psum(tree, axis)
+            return whole | {
+                "grads": whole["grads"] | {x: tree["grads"][x] for x in left_out}
+            }, state
+
+        return all_reduce_sync()._replace(update=update)
+
+    for left_out, is_fault in (((), False), (("c", "d"), True)):
+        one = subject(rng, loss, sync=all_but(*left_out), microbatches=1)
+        one = dataclasses.replace(one, init=lambda: (params, {}))
+        with temporary_folder() as folder:
+            run = run_steps(one, jax.devices()[:2], Path(folder) / "checkpoints")
+            line = reductions(run, one)
+        assert line.verdict == ("fail" if is_fault else "pass"), line.detail
+
+
 def test_batch_statistics_kept_local():
     path = "configs/digits_resnet.yaml"
-    for mode, wanted in (("sync", set()), ("local", {"gradients", "weights", "optimizer"})):
+    for mode, wanted in (
+        ("sync", set()),
+        ("local", {"gradients", "weights", "optimizer", "precision"}),
+    ):
         config = load_config(path, [("model.batch_norm", mode), ("model.channels", [4])])
         found = failed(subject_of(config, load_data(config), jax.devices()[:4]))
         assert set(found) == wanted
         if mode == "local":
             assert "model.batch_norm local" in found["gradients"]
+
+
+@pytest.mark.parametrize("wire", ["float32", "bfloat16"])
+def test_auto_is_checked_as_what_it_comes_to(wire, monkeypatch):
+    asked = []
+
+    def choose(nbytes, n, tune_file):
+        asked.append((nbytes, n, tune_file))
+        return Choice("ring", "fastest")
+
+    monkeypatch.setattr(choosing, "choose", choose)
+    given = {"sync.algorithm": "auto", "sync.tune_file": "t.json", "sync.bucket_bytes": 300}
+    given |= {"sync.wire": wire, "model.hidden": [4]}
+    config = load_config("configs/digits_mlp.yaml", list(given.items()))
+    data, devices = load_data(config), jax.devices()[:2]
+    one, ring = subject_of(config, data, devices), subject_of(config, data, devices, "ring")
+    assert asked == [(300, 2, "t.json")]
+    sums = {"grads": jax.ShapeDtypeStruct((100,), np.float32), "model_state": {}, "scalars": {}}
+    assert one.make_step.keywords["sync"].plan(sums, 2) == (
+        ring.make_step.keywords["sync"].plan(sums, 2)
+    )
+    assert (one.exact_sync is None) == (wire == "float32")
+    if one.exact_sync is not None:
+        assert one.exact_sync.plan(sums, 2) == ring.exact_sync.plan(sums, 2)
 
 
 def test_random_numbers_without_the_examples_keys(rng):

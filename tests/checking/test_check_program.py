@@ -13,14 +13,14 @@ def test_a_shipped_configuration():
     code, out, err = check("--config", "configs/digits_mlp.yaml", *small)
     assert (code, err) == (0, "")
     assert "2 emulated devices against 1" in out
-    assert out.splitlines()[-1] == "the same training: 10 passed, 0 failed, 0 not applicable"
+    assert out.splitlines()[-1] == "the same training: 11 passed, 0 failed, 0 not applicable"
 
 
 def test_a_sharded_optimizer_with_a_frozen_leaf():
     zero = ("--sync.shard_optimizer", "true", "--optimizer.freeze", "[hidden/00/bias]")
     code, out, err = check("--model.hidden", "[8]", "--devices", 3, *zero)
     assert (code, err) == (0, "")
-    assert out.splitlines()[-1] == "the same training: 9 passed, 0 failed, 1 not applicable"
+    assert out.splitlines()[-1] == "the same training: 10 passed, 0 failed, 1 not applicable"
 
 
 def test_another_algorithm_is_a_fault():
@@ -35,7 +35,7 @@ def test_local_sgd_is_not_held_against_one_device():
     code, out, err = check(*small, "--sync.local_steps", 3)
     assert (code, err) == (0, "")
     assert "3 local steps" in out
-    assert out.splitlines()[-1].endswith("6 passed, 0 failed, 4 not applicable")
+    assert out.splitlines()[-1].endswith("7 passed, 0 failed, 4 not applicable")
     assert "same training" not in out
 
 
@@ -48,3 +48,6 @@ def test_mistakes():
     code, out, err = check("--devices", 1)
     assert (code, out) == (2, "")
     assert err == "devices: 1; expected at least 2, to be held against one: --devices 4\n"
+    code, out, err = check("--sync.algorithm", "auto", "--sync.tune_file", "none.json")
+    assert (code, out) == (2, "")
+    assert err.startswith("none.json: no such tuning file")

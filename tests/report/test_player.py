@@ -203,3 +203,31 @@ def test_mistakes(arguments, message):
     algorithms = arguments.pop("algorithms")
     with pytest.raises(UserError, match=re.escape(message)):
         animate(*algorithms, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"nbytes": 0}, "animate: nbytes=0; expected at least 1"),
+        ({"links": Links(0, 0)}, "alpha=0 and beta=0; expected one of them above 0"),
+        ({"links": Links(-1e-6, 1e-9)}, "links of alpha=-1e-06; expected 0 or more seconds"),
+        ({"links": Links(1e-6, 1e-9, beta_inter=float("nan"))}, "links of beta_inter=nan"),
+    ],
+)
+def test_a_clock_that_does_not_go_is_refused(given, words):
+    with pytest.raises(UserError, match=re.escape(words)) as error:
+        animate("ring", n=2, **given)
+    assert len(error.value.lines) == 1
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0, 1e-9), (1e-6, 0)])
+def test_knobs_of_a_network_without_latency_or_limit(alpha, beta, browser, open_page):
+    open_page(browser, animate("ring", n=2, links=Links(alpha, beta)))
+    knobs = browser.execute_script(
+        "return [...document.querySelectorAll('label input[type=range]')].map("
+        "(i) => [i.min, i.max, i.value].map(Number))"
+    )
+    assert len(knobs) >= 3
+    for low, high, value in knobs:
+        assert np.isfinite([low, high, value]).all()
+        assert low - 1e-9 <= value <= high + 1e-9  # the browser rounds

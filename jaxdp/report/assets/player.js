@@ -23,7 +23,7 @@
   }
   const seconds = (s) => words(s, [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"]]);
   const bytes = (b) => words(b, [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]]);
-  const rate = (r) => words(r, [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"]]);
+  const rate = (r) => r === Infinity ? "no limit" : words(r, [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"]]);
   const bits = (mask) => Array.from({ length: 16 }, (_, r) => r).filter((r) => (mask >>> r) & 1);
 
   // --- the picture of one track --------------------------------------------------------------
@@ -165,9 +165,11 @@
   function knob(parent, name, low, high, value, show, changed) { // logarithmic, in base 2
     const label = add(parent, "label", {}, name);
     const shown = add(label, "span", { class: "number" }, show(value));
-    const [min, max] = [Math.min(low, value), Math.max(high, value)].map(Math.log2);
+    // a fitted network may have no latency, or no limit of bandwidth: at the end of the slider
+    const place = value === 0 ? low : value === Infinity ? high : value;
+    const [min, max] = [Math.min(low, place), Math.max(high, place)].map(Math.log2);
     const input = add(label, "input", { type: "range", min, max, step: "any", "aria-label": name });
-    input.value = Math.log2(value);
+    input.value = Math.log2(place);
     input.addEventListener("input", () => {
       const now = 2 ** Number(input.value);
       shown.textContent = show(now);
