@@ -2,13 +2,16 @@
 
 import importlib.util
 import json
+import signal
+import threading
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from jaxdp import columns, load_config, run_training
+import jaxdp.training
+from jaxdp import columns, load_config, run_training, train
 from jaxdp.errors import UserError
 from jaxdp.report.progress import SilentReporter
 
@@ -162,6 +165,42 @@ def test_what_changed_reads_as_the_user_wrote_it(tmp_path):
         "resuming with sync.bucket_bytes 4096 instead of null",
         "resuming with checkpoint.every 7 instead of 8",
     ]
+
+
+def test_n2_interrupted_twice_in_one_process(tmp_path):
+    class Interrupting(Lines):
+        def status(self, row):
+            if row["step"] >= 10:
+                raise KeyboardInterrupt
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    straight = run(tmp_path / "a")
+    threads = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "b", reporter=Interrupting())
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "b", resume=True, should_stop=interrupt)
+    assert run(tmp_path / "b", resume=True)["params_digest"] == straight["params_digest"]
+    assert rows_of(tmp_path / "b") == rows_of(tmp_path / "a")
+    assert set(threading.enumerate()) <= threads
+
+
+def test_n2_the_program_puts_the_handlers_of_signals_back(tmp_path, monkeypatch, capsys):
+    def handlers():
+        return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def interrupted(config, reporter, should_stop):
+        assert handlers() != before
+        raise KeyboardInterrupt
+
+    before = handlers()
+    monkeypatch.setattr(jaxdp.training, "run_training", interrupted)
+    for _ in range(2):
+        assert train.main(["--out", str(tmp_path / "a")]) == 130
+        assert handlers() == before
+    assert capsys.readouterr().err == 2 * "interrupted\n"
 
 
 def test_stopped_and_then_made_shorter_is_complete(tmp_path):
