@@ -24,10 +24,10 @@ def emulate(n: int) -> None:
     They share the machine's cores and memory: right results, no measure of a network.
 
     Raises:
-      UserError: JAX has already started with another number of CPU devices.
+      UserError: `n` is no number of devices, or JAX has already started with another.
     """
-    if n < 1:
-        raise UserError(f"devices: {n} cannot be emulated; expected a whole number of at least 1")
+    if not isinstance(n, int) or n < 1:
+        raise UserError(f"devices: {n!r} cannot be emulated; expected a whole number of at least 1")
     if n > MAX_EMULATED:
         raise _too_many(n)
     _set_cpu_devices(n)

@@ -30,7 +30,7 @@ def test_more_than_can_work_are_refused_before_they_take_the_memory():
             choose(999999999)
 
 
-@pytest.mark.parametrize("n", [0, -1])
+@pytest.mark.parametrize("n", [0, -1, "a", 2.5, None])
 def test_no_devices(n):
     with pytest.raises(UserError, match="at least 1"):
         jaxdp.emulate(n)

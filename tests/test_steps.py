@@ -1,5 +1,7 @@
 """The training step against one device and against closed forms."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -297,6 +299,30 @@ def test_law_3_one_reduction_per_step(n, microbatches, mesh_of, rng):
             assert kinds == ["collective-permute"] * (2 * (n - 1))
         if algorithm == "psum":
             assert kinds == ["all-reduce"]
+
+
+@pytest.mark.parametrize(
+    ("batch", "words"),
+    [
+        ({}, "batch is empty"),
+        ([1, 2], "batch is of type list"),
+        (None, "batch is of type NoneType"),
+        ({"x": [1, 2]}, "batch['x'] is of type list"),
+        ({"x": np.ones(4), "y": 3}, "batch['y'] is of type int"),
+    ],
+)
+def test_what_is_no_batch_is_one_line(batch, words, mesh_of):
+    step = make_train_step(net_loss, optax.sgd(0.1), all_reduce_sync(), mesh_of(2))
+    with pytest.raises(UserError, match="expected a dict of NumPy arrays") as error:
+        step.place(batch)
+    [line] = error.value.lines
+    assert line.startswith(words)
+
+
+def test_the_name_of_an_algorithm_is_no_synchronisation(mesh_of):
+    sync: Any = "ring"
+    with pytest.raises(UserError, match=r"sync: 'ring'; expected .* jaxdp.all_reduce_sync"):
+        make_train_step(net_loss, optax.sgd(0.1), sync, mesh_of(2))
 
 
 def test_one_compilation(mesh_of, rng):

@@ -3,8 +3,11 @@
 They sum (or take the max, min, product); nothing here divides.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxdp.collectives import tuning
@@ -54,7 +57,7 @@ def all_reduce(
     """Every rank gets the reduction of all ranks' arrays.
 
     Args:
-      x: this rank's array, any shape and size, floating point or integer.
+      x: this rank's array (or number), any shape and size, floating point or integer.
       axis_name: the mesh axis to reduce over.
       algorithm: a row of `ALGORITHMS`, or "auto": what `python -m jaxdp.compare --tune` found
         fastest here for this size, else psum.
@@ -65,11 +68,12 @@ def all_reduce(
       An array of the shape and dtype of `x`, equal to the bit on every rank.
 
     Raises:
-      UserError: the algorithm, an option, the op or the dtype is not supported.
+      UserError: the algorithm, an option, the op or the dtype is not supported, `x` is not one
+        array, or there is no such axis here.
     """
-    x = _check(x)
+    x, n = _check(x, axis_name)
     if algorithm == "auto":
-        nbytes, n = x.size * x.dtype.itemsize, lax.axis_size(axis_name)
+        nbytes = x.size * x.dtype.itemsize
         algorithm = tuning.choose(nbytes, n).algorithm
     return run("all_reduce", algorithm, x, axis_name, get_op(op), options)
 
@@ -90,7 +94,7 @@ def reduce_scatter(
       UserError: as for `all_reduce`, or n does not divide the first dimension, or the algorithm has
         no reduce-scatter.
     """
-    x, n = _check(x), lax.axis_size(axis_name)
+    x, n = _check(x, axis_name)
     if x.ndim == 0 or x.shape[0] % n:
         raise UserError(
             f"reduce_scatter: shape {x.shape} on {n} ranks; expected a first dimension that is a "
@@ -114,7 +118,7 @@ def all_gather(
     Raises:
       UserError: as for `all_reduce`, or `x` is a scalar, or the algorithm has no all-gather.
     """
-    x = _check(x)
+    x, _ = _check(x, axis_name)
     if x.ndim == 0:
         raise UserError("all_gather: a scalar was given; expected at least one dimension: x[None]")
     return run("all_gather", algorithm, x, axis_name, get_op("sum"), options)
@@ -136,16 +140,29 @@ def broadcast(
     Raises:
       UserError: as for `all_reduce`, or there is no rank `root`, or the algorithm has no broadcast.
     """
-    x, n = _check(x), lax.axis_size(axis_name)
+    x, n = _check(x, axis_name)
     if root not in range(n):
         raise UserError(f"broadcast: root={root} on {n} ranks; expected a rank of 0 to {n - 1}")
     return run("broadcast", algorithm, x, axis_name, get_op("sum"), {"root": root, **options})
 
 
-def _check(x) -> jax.Array:
-    x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating) and not jnp.issubdtype(x.dtype, jnp.integer):
+def _check(x: Any, axis_name: str) -> tuple[jax.Array, int]:
+    """The array, and the number of ranks on the axis."""
+    if not isinstance(x, jax.Array | np.ndarray | np.generic | int | float):
         raise UserError(
-            f"dtype {x.dtype} cannot be reduced; expected floating point or integers: cast it"
+            f"a value of type {type(x).__name__} was given; expected one array: apply the "
+            "collective to every leaf of a tree with jax.tree.map"
         )
-    return x
+    dtype = jnp.result_type(x) if isinstance(x, jax.Array | int | float) else x.dtype
+    if not jnp.issubdtype(dtype, jnp.floating) and not jnp.issubdtype(dtype, jnp.integer):
+        raise UserError(
+            f"dtype {dtype} cannot be reduced; expected floating point or integers: cast it"
+        )
+    try:
+        n = lax.axis_size(axis_name)
+    except (NameError, TypeError) as error:  # TypeError: not hashable
+        raise UserError(
+            f"axis {axis_name!r} is not there; expected the name of a mesh axis, inside of "
+            "shard_map: see jaxdp.on_mesh"
+        ) from error
+    return jnp.asarray(x), n

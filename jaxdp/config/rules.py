@@ -100,7 +100,10 @@ def _rotary_pairs(width: int, heads: int, positions: str) -> str | None:
 def _warmup_ends(warmup_steps: int, steps: int) -> str | None:
     if warmup_steps < steps:
         return None
-    return f"{warmup_steps} is not shorter than the run; expected fewer than steps = {steps}"
+    return (
+        f"{warmup_steps} is not shorter than the run; expected fewer than steps = {steps}: a short "
+        f"run needs a short warm-up, such as optimizer.warmup_steps {steps // 10}"
+    )
 
 
 def _end_is_used(end_fraction: float, schedule: str) -> str | None:

@@ -100,7 +100,9 @@ def wrong_value(field: FieldInfo, value: Any, error: str) -> str:
     if error == "finite_number":
         return f"{show(value)} is not finite; expected {expected(field)}"
     if not error.endswith("_type") or field.annotation not in _NOUNS:
-        return f"{show(value)} is not allowed; expected {expected(field)}"
+        text = f"{show(value)} is not allowed; expected {expected(field)}"
+        alone = error == "tuple_type" and isinstance(value, int | str)
+        return f"{text}; write [{show(value)}]" if alone else text
     text = f"{show(value)} is not {_NOUNS[field.annotation][0]}"
     if field.annotation is int and isinstance(value, float) and value.is_integer():
         text += f"; write {int(value)}"

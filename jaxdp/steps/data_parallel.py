@@ -16,6 +16,7 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jaxdp.errors import UserError
 from jaxdp.freeze import combine, nothing, partition, with_frozen
 from jaxdp.gradients import local_sums
 from jaxdp.loss_path import checked_loss, planned_statistics
@@ -75,8 +76,8 @@ def make_train_step(
       A `TrainStep`.
 
     Raises:
-      UserError: `microbatches`, `clip_norm` or `seed` is out of range, or `loss_scale` would have
-        no effect.
+      UserError: `microbatches`, `clip_norm` or `seed` is out of range, `sync` is no
+        synchronisation, or `loss_scale` would have no effect.
     """
     check_options(microbatches, clip_norm, seed)
     scaling = loss_scaling(compute_dtype, loss_scale)
@@ -152,6 +153,11 @@ def _make_update(
     trained: Callable[[PyTree], PyTree],
 ) -> Update:
     optimizer = optax.with_extra_args_support(optimizer)
+    if not isinstance(sync, GradSync | ShardedSync):
+        raise UserError(
+            f"sync: {sync!r}; expected a GradSync or a ShardedSync, such as "
+            "jaxdp.all_reduce_sync('ring')"
+        )
     if isinstance(sync, ShardedSync):
         return sharded_update(optimizer, sync, AXIS, clip_norm, trained)
     return replicated_update(optimizer, sync, AXIS, clip_norm)

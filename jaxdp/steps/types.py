@@ -106,18 +106,24 @@ class TrainStep:
     def place(self, batch: Batch) -> Any:
         """Puts a global batch from the host on the devices.
 
-        Part m holds examples m * B / M to (m + 1) * B / M whatever the number of devices.
+                Part m holds examples m * B / M to (m + 1) * B / M whatever the number of devices.
 
-        Args:
-          batch: NumPy arrays `[B, ...]`.
+                Args:
+                  batch: NumPy arrays `[B, ...]`.
 
-        Returns:
-          Leaves `[parts, devices * b, ...]`; with logical shards, `shards.by_turns` of them.
+                Returns:
+                  Leaves `[parts, devices * b, ...]`; with logical shards, `shards.by_turns` of them.
 
-        Raises:
-          UserError: parts x devices (or logical shards) does not divide B, or arrays differ in
-            length.
+                Raises:
+        <<<<<<< ours
+                  UserError: parts x devices (or logical shards) does not divide B, or arrays differ in
+                    length.
+        =======
+                  UserError: the batch is no dict of arrays, parts x devices does not divide B, or arrays
+                    differ in length.
+        >>>>>>> theirs
         """
+        _check_batch(batch)
         lengths = {name: len(x) if np.ndim(x) else 0 for name, x in batch.items()}
         if len(set(lengths.values())) != 1:
             raise UserError(f"batch: arrays of lengths {lengths}; expected one length for all")
@@ -137,6 +143,16 @@ class TrainStep:
                 f"{parts} ({self.parts} parts x {shards} {what})"
             )
         return x.reshape(self.parts, -1, *x.shape[1:])
+
+
+def _check_batch(batch: Any) -> None:
+    expected = "expected a dict of NumPy arrays, name -> [B, ...]"
+    if not isinstance(batch, Mapping) or not batch:
+        given = "empty" if isinstance(batch, Mapping) else f"of type {type(batch).__name__}"
+        raise UserError(f"batch is {given}; {expected}")
+    for name, x in batch.items():
+        if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+            raise UserError(f"batch[{name!r}] is of type {type(x).__name__}; {expected}")
 
 
 def _shape(x: Any) -> jax.ShapeDtypeStruct:

@@ -200,6 +200,13 @@ def test_mistakes_are_one_line(on_ranks):
     assert "a mean is a sum" in reduce("ring", op="mean")
     assert "multiple of 3: pad it" in message(lambda x: reduce_scatter(x[:2], AXIS))
     assert "cast it" in message(lambda x: all_reduce(x, AXIS), x > 0)
+    assert "axis 'date' is not there; expected the name of a mesh axis" in message(
+        lambda x: all_reduce(x, "date")
+    )
+    for given in ({"a": 1}, [1, 2], "ring", None):
+        assert f"a value of type {type(given).__name__} was given" in message(
+            lambda x, given=given: all_reduce(given, AXIS)
+        )
     assert "x[None]" in message(lambda x: all_gather(x[0], AXIS))
     assert "root=3 on 3 ranks; expected a rank of 0 to 2" in message(
         lambda x: broadcast(x, AXIS, root=3)
@@ -220,8 +227,22 @@ def test_mistakes_are_one_line(on_ranks):
     assert "3 ranks; expected a power of two: use ring" in message(
         lambda x: reduce_scatter(x, AXIS, algorithm="halving_doubling")
     )
+    for collective in (all_reduce, reduce_scatter, all_gather, broadcast):
+        with pytest.raises(UserError, match="inside of shard_map: see jaxdp"):
+            collective(x, AXIS)
     with pytest.raises(UserError, match="psum has no all_reduce schedule; expected one of ring"):
         make_schedule("psum", "all_reduce", 4)
+
+
+def test_numbers_and_numpy_arrays_are_arrays(on_ranks):
+    def body(row):
+        given = [all_reduce(x, AXIS, algorithm="ring") for x in (2, 0.5, np.float32([3, 4]))]
+        return given, row
+
+    (a, b, c), _ = on_ranks(body, np.ones((3, 2), np.float32))
+    assert (np.asarray(a) == 6).all()
+    assert (np.asarray(b) == 1.5).all()
+    assert (np.asarray(c).reshape(-1, 2) == [9, 12]).all()
 
 
 def test_the_config_knows_the_table():

@@ -191,7 +191,8 @@ global_batch: 97
 def test_rules_run_beside_faults_in_other_keys():
     line = "--steps 5 --optimizer.warmup_steps 5 --optimizer.learning_rate 0 --data.kind npz"
     assert mistakes(line) == [
-        "--optimizer.warmup_steps: 5 is not shorter than the run; expected fewer than steps = 5",
+        "--optimizer.warmup_steps: 5 is not shorter than the run; expected fewer than steps = 5: "
+        "a short run needs a short warm-up, such as optimizer.warmup_steps 0",
         "--optimizer.learning_rate: 0 is not allowed; expected a number above 0",
         "data.path: missing; data.kind npz needs it: non-empty text",
     ]

@@ -100,7 +100,8 @@ def test_defaults_break_nothing():
         (
             {"optimizer": Sgd(warmup_steps=10), "steps": 10},
             "optimizer.warmup_steps: 10 is not shorter than the run; "
-            "expected fewer than steps = 10",
+            "expected fewer than steps = 10: a short run needs a short warm-up, such as "
+            "optimizer.warmup_steps 1",
         ),
         (
             {"optimizer": Sgd(end_fraction=0.1)},
