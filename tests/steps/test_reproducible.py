@@ -247,7 +247,7 @@ def test_mistakes(mesh_of, rng):
     for n in (3, 8):
         with pytest.raises(UserError, match=f"4 on {n} devices; expected one of 1, 2, 4 devices"):
             make(n)
-    with pytest.raises(UserError, match=r"divisible by 4 \(1 microbatches x 4 logical shards\)"):
+    with pytest.raises(UserError, match=r"divisible by 4 \(1 parts x 4 logical shards\)"):
         make().place({"x": np.ones(6)})
 
     def statistics(params, model_state, batch, keys):
