@@ -264,6 +264,7 @@ RULES = (
     Rule(("sync.local_steps", "sync.logical_shards"), shard_rules.is_another_algorithm),
     Rule(("sync.shard_optimizer", "sync.logical_shards"), shard_rules.is_whole),
     Rule(("sync.wire", "sync.logical_shards"), shard_rules.is_exact),
+    Rule(("sync.compression", "sync.logical_shards"), shard_rules.sends_everything),
     Rule(("model.batch_norm", "sync.logical_shards"), shard_rules.normalises_alone),
     Rule(("guard.divergence", "checkpoint.every"), _has_checkpoints),
     Rule(("guard.nonfinite", "checkpoint.every"), _has_checkpoints),

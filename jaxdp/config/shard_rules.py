@@ -76,6 +76,15 @@ def is_exact(wire: str, shards: int | None) -> str | None:
     )
 
 
+def sends_everything(compression: str | None, shards: int | None) -> str | None:
+    """What each device keeps back depends on their number."""
+    if compression is None or shards is None:
+        return None
+    return (
+        f"{compression} keeps back other parts on other devices; remove it, or sync.logical_shards"
+    )
+
+
 def normalises_alone(batch_norm: str, shards: int | None) -> str | None:
     """Shards are computed one by one."""
     if batch_norm != "sync" or shards is None:

@@ -221,6 +221,11 @@ def test_defaults_break_nothing():
             "sync.local_steps: 3 gives other results on other devices; remove sync.logical_shards",
         ),
         (
+            {"sync": Sync(logical_shards=8, compression="top_k")},
+            "sync.compression: top_k keeps back other parts on other devices; "
+            "remove it, or sync.logical_shards",
+        ),
+        (
             {"sync": Sync(logical_shards=8, shard_optimizer=True)},
             "sync.shard_optimizer: true updates other parts on other devices; "
             "remove sync.logical_shards",

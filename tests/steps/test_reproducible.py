@@ -22,6 +22,7 @@ from jaxdp import (
 from jaxdp.assemble import load_data
 from jaxdp.checking import run_check, subject_of
 from jaxdp.errors import UserError
+from jaxdp.freeze import freeze
 from jaxdp.losses import language_loss
 from jaxdp.models import build_model
 from jaxdp.models.batch_norm import sum_over_devices
@@ -191,13 +192,18 @@ def test_a_check_passes_and_finds_the_same_bits(tmp_path):
 
 
 def test_three_programs_of_which_one_communicates_as_planned(mesh_of, rng):
-    step = make_reproducible_step(net_loss, optax.sgd(0.1), mesh_of(4), logical_shards=SHARDS)
-    state, batch = step.init(*net_params(rng)), step.place(net_batch(rng))
+    step = make_reproducible_step(
+        net_loss, optax.sgd(0.1), mesh_of(4), logical_shards=SHARDS, frozen=freeze(["b"])
+    )
+    start = net_params(rng)
+    state, batch = step.init(*start), step.place(net_batch(rng))
     compiled = step.run.lower(state, batch).compile()
-    by_hand, _ = step(step.init(*jax.device_get((state.params, state.model_state))), batch)
+    by_hand, _ = step(step.init(*start), batch)
     after, _ = compiled(state, batch)
     assert digest(after) == digest(by_hand)
     assert state.params["a"].is_deleted()
+    assert (jax.device_get(after.params["b"]) == start[0]["b"]).all()  # the frozen leaf
+    assert (jax.device_get(after.params["a"]) != start[0]["a"]).any()
     assert compiled.as_text().count("HloModule") == 3
     found = hlo.collectives(compiled.as_text())
     assert len(found) == 2
@@ -241,7 +247,7 @@ def test_mistakes(mesh_of, rng):
     for n in (3, 8):
         with pytest.raises(UserError, match=f"4 on {n} devices; expected one of 1, 2, 4 devices"):
             make(n)
-    with pytest.raises(UserError, match=r"divisible by 4 \(1 microbatches x 4 logical shards\)"):
+    with pytest.raises(UserError, match=r"divisible by 4 \(1 parts x 4 logical shards\)"):
         make().place({"x": np.ones(6)})
 
     def statistics(params, model_state, batch, keys):
