@@ -106,22 +106,17 @@ class TrainStep:
     def place(self, batch: Batch) -> Any:
         """Puts a global batch from the host on the devices.
 
-                Part m holds examples m * B / M to (m + 1) * B / M whatever the number of devices.
+        Part m holds examples m * B / M to (m + 1) * B / M whatever the number of devices.
 
-                Args:
-                  batch: NumPy arrays `[B, ...]`.
+        Args:
+          batch: NumPy arrays `[B, ...]`.
 
-                Returns:
-                  Leaves `[parts, devices * b, ...]`; with logical shards, `shards.by_turns` of them.
+        Returns:
+          Leaves `[parts, devices * b, ...]`; with logical shards, `shards.by_turns` of them.
 
-                Raises:
-        <<<<<<< ours
-                  UserError: parts x devices (or logical shards) does not divide B, or arrays differ in
-                    length.
-        =======
-                  UserError: the batch is no dict of arrays, parts x devices does not divide B, or arrays
-                    differ in length.
-        >>>>>>> theirs
+        Raises:
+          UserError: the batch is no dict of arrays, parts x devices (or logical shards) does not
+            divide B, or arrays differ in length.
         """
         _check_batch(batch)
         lengths = {name: len(x) if np.ndim(x) else 0 for name, x in batch.items()}
