@@ -150,15 +150,5 @@ def _check_batch(batch: Any) -> None:
             raise UserError(f"batch[{name!r}] is of type {type(x).__name__}; {expected}")
 
 
-def _check_batch(batch: Any) -> None:
-    expected = "expected a dict of NumPy arrays, name -> [B, ...]"
-    if not isinstance(batch, Mapping) or not batch:
-        given = "empty" if isinstance(batch, Mapping) else f"of type {type(batch).__name__}"
-        raise UserError(f"batch is {given}; {expected}")
-    for name, x in batch.items():
-        if not hasattr(x, "shape") or not hasattr(x, "dtype"):
-            raise UserError(f"batch[{name!r}] is of type {type(x).__name__}; {expected}")
-
-
 def _shape(x: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype)

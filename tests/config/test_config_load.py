@@ -93,7 +93,7 @@ def test_empty_sections(yaml):
         (
             "--model.hidden 256",
             "256 is not allowed; "
-            "expected a list of whole numbers of at least 1 (with model.kind mlp)",
+            "expected a list of whole numbers of at least 1; write [256] (with model.kind mlp)",
         ),
         (
             "--model.hidden 3,0,x",
