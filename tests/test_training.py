@@ -356,7 +356,7 @@ def test_what_a_compression_owes_is_resumed(compression, tmp_path):
                and " found in the compiled step" in line for line in reporter.lines)  # fmt: skip
     stops = iter([False] * 5 + [True])
     run(tmp_path / "b", **keys, should_stop=lambda: next(stops))
-    with pytest.raises(UserError, match=rf"sync.compression: None now and {compression} in "):
+    with pytest.raises(UserError, match=rf"sync.compression: null now and {compression} in "):
         run(tmp_path / "b", **keys | {"sync__compression": None, "resume": True})
     rest = run(tmp_path / "b", **keys, resume=True)
     assert rest["params_digest"] == straight["params_digest"]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 from pathlib import Path
 
 import jax
@@ -191,7 +192,8 @@ def test_16_bits_as_the_training_computes_in(dtype, rng):
     lines = {x.name: x for x in run_check(subject(rng, loud, dtype=dtype), jax.devices()[:2])}
     assert all(line.verdict == "pass" for line in lines.values()), lines
     assert f"in {jnp.dtype(dtype)}: largest deviation" in lines["precision"].detail
-    assert "after 4 updates" in lines["replicas"].detail
+    # float16: a step may overflow until the scale has come down
+    assert re.search("after [1-4] updates", lines["replicas"].detail)
 
 
 def test_a_reduction_that_rounds_what_is_not_float64(rng):

@@ -39,7 +39,7 @@ def words(value):
         return words(value.real) + words(value.imag)
     if value.dtype.kind in "iub":
         number, bits = int(value), max(32, 8 * value.itemsize)
-    elif np.isnan(value):
+    elif value != value:  # np.isnan warns of a signalling NaN
         return [M - 1] * max(1, value.itemsize // 4)
     else:
         number, bits = int.from_bytes(value.tobytes(), "little"), max(32, 8 * value.itemsize)
