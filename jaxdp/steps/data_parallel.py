@@ -17,10 +17,10 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxdp.errors import UserError
-from jaxdp.freeze import combine, nothing, partition, with_frozen
+from jaxdp.freeze import combine, nothing
 from jaxdp.gradients import local_sums
 from jaxdp.loss_path import checked_loss, planned_statistics
-from jaxdp.loss_scale import DynamicScale, scaled, unscaled
+from jaxdp.loss_scale import DynamicScale, unscaled
 from jaxdp.mesh import AXIS, on_mesh
 from jaxdp.plan import Plan
 from jaxdp.state import TrainState
@@ -32,6 +32,7 @@ from jaxdp.steps.outcome import (
     slot,
     unslot,
 )
+from jaxdp.steps.problem import Problem
 from jaxdp.steps.types import Metrics, TrainStep
 from jaxdp.steps.updates import Update, replicated_update
 from jaxdp.steps.zero import sharded_update
@@ -81,22 +82,16 @@ def make_train_step(
     """
     check_options(microbatches, clip_norm, seed)
     scaling = loss_scaling(compute_dtype, loss_scale)
-    true_loss = checked_loss(loss_fn, compute_dtype)
-
-    def split(params: PyTree) -> tuple[PyTree, PyTree]:
-        return partition(params, frozen(params))
-
-    update = _make_update(optimizer, sync, clip_norm, lambda params: split(params)[0])
+    problem = Problem(checked_loss(loss_fn, compute_dtype), frozen, seed)
+    update = _make_update(optimizer, sync, clip_norm, problem.trained)
 
     def device_sums(state: TrainState, batch: Batch) -> Sums:
-        key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
-        trained, fixed = split(state.params)
-        loss = with_frozen(scaled(true_loss, state.loss_scale), fixed)
+        loss, trained, key = problem.at(state)
         sums = local_sums(loss, trained, state.model_state, batch, key, AXIS)
         return unscaled(sums, state.loss_scale)
 
     def body(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        trained, fixed = split(state.params)
+        trained, fixed = problem.split(state.params)
         sums = device_sums(state, batch)
         options = {}
         if update.takes_order:
@@ -121,7 +116,7 @@ def make_train_step(
         return on_mesh(body, mesh, (spread, P(None, AXIS)), (spread, P()))(state, batch)
 
     def first_state(params: PyTree, model_state: PyTree) -> TrainState:
-        trained, _ = split(params)
+        trained = problem.trained(params)
         opt_state = update.init(mesh, trained)
         return blank_state(
             mesh,

@@ -31,10 +31,10 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxdp.errors import UserError
-from jaxdp.freeze import combine, nothing, partition, with_frozen
+from jaxdp.freeze import combine, nothing
 from jaxdp.gradients import accumulated, clip, global_means, weighted
 from jaxdp.loss_path import checked_loss
-from jaxdp.loss_scale import DynamicScale, scaled, unscaled
+from jaxdp.loss_scale import DynamicScale, unscaled
 from jaxdp.mesh import AXIS, on_mesh
 from jaxdp.plan import Plan
 from jaxdp.state import AS_IT_IS, TrainState
@@ -46,6 +46,7 @@ from jaxdp.steps.outcome import (
     slot,
     unslot,
 )
+from jaxdp.steps.problem import Problem
 from jaxdp.steps.types import Metrics, TrainStep
 from jaxdp.sync import GradSync, Sums
 from jaxdp.types import Batch, LossFn, PyTree
@@ -134,16 +135,12 @@ def make_local_sgd_step(
     scaling = loss_scaling(compute_dtype, loss_scale)
     optimizer = optax.with_extra_args_support(optimizer)
     outer = outer_sgd(1.0, 0.0) if outer_optimizer is None else outer_optimizer
-    true_loss = checked_loss(loss_fn, compute_dtype, alone=True)
-
-    def split(params: PyTree) -> tuple[PyTree, PyTree]:
-        return partition(params, frozen(params))
+    problem = Problem(checked_loss(loss_fn, compute_dtype, alone=True), frozen, seed)
 
     def device_sums(state: TrainState, batch: Batch) -> tuple[Sums, PyTree]:
-        trained, fixed = split(state.params)
+        loss, trained, key = problem.at(state)
         batch = jax.tree.map(lambda x: x.reshape(local_steps, microbatches, *x.shape[1:]), batch)
-        loss = with_frozen(scaled(true_loss, state.loss_scale), fixed)
-        step = _inner_step(loss, optimizer, clip_norm, seed, state)
+        step = _inner_step(loss, optimizer, clip_norm, key, state)
         start = _Replica(trained, state.model_state, slot(state.sync_state).inner)
         return _local_training(step, start, batch)
 
@@ -153,7 +150,7 @@ def make_local_sgd_step(
         moved, model_state, metrics = global_means(sums)
         # an inner step that was left out is seen here, by all devices alike
         norm = jnp.where(jnp.isfinite(metrics["inner_grad_norm"]), optax.tree.norm(moved), jnp.nan)
-        trained, fixed = split(state.params)
+        trained, fixed = problem.split(state.params)
         updates, opt_state = outer.update(moved, state.opt_state, trained)
         new = state._replace(
             params=combine(optax.apply_updates(trained, updates), fixed),
@@ -172,7 +169,7 @@ def make_local_sgd_step(
     )
 
     def first_state(params: PyTree, model_state: PyTree) -> TrainState:
-        trained, _ = split(params)
+        trained = problem.trained(params)
         return blank_state(
             mesh,
             scaling,
@@ -225,11 +222,10 @@ def _inner_step(
     loss: LossFn,
     optimizer: optax.GradientTransformationExtraArgs,
     clip_norm: float | None,
-    seed: int,
+    key: jax.Array,
     state: TrainState,
 ) -> _InnerStep:
     """A device's step by itself, within the outer step that starts at `state`."""
-    key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
 
     def step(start: _Replica, part: tuple[jax.Array, Batch]) -> tuple[_Replica, PyTree]:
         first_part, batch = part

@@ -34,15 +34,16 @@ from jax.sharding import PartitionSpec as P
 from jaxdp.collectives import all_reduce
 from jaxdp.collectives.execute import fence
 from jaxdp.collectives.planning import planned_all_reduce
-from jaxdp.freeze import combine, nothing, partition, with_frozen
+from jaxdp.freeze import combine, nothing
 from jaxdp.gradients import shard_sums
 from jaxdp.loss_path import checked_loss, without_collectives
-from jaxdp.loss_scale import DynamicScale, scaled, unscaled
+from jaxdp.loss_scale import DynamicScale, unscaled
 from jaxdp.mesh import AXIS, on_mesh
 from jaxdp.plan import Plan
 from jaxdp.state import TrainState
 from jaxdp.steps.outcome import blank_state, check_options, loss_scaling, settled
 from jaxdp.steps.pipeline import Pipeline
+from jaxdp.steps.problem import Problem
 from jaxdp.steps.shards import Shards, check_shards, device_counts
 from jaxdp.steps.types import Metrics, TrainStep
 from jaxdp.steps.updates import replicated_update
@@ -139,10 +140,7 @@ def make_reproducible_step(
     scaling = loss_scaling(compute_dtype, loss_scale)
     optimizer = optax.with_extra_args_support(optimizer)
     applied = replicated_update(optimizer, _SUMMED, AXIS, clip_norm)
-    true_loss = checked_loss(without_collectives(loss_fn), compute_dtype)
-
-    def split(params: PyTree) -> tuple[PyTree, PyTree]:
-        return partition(params, frozen(params))
+    problem = Problem(checked_loss(without_collectives(loss_fn), compute_dtype), frozen, seed)
 
     def reads(state: TrainState) -> TrainState:
         return state._replace(
@@ -151,9 +149,7 @@ def make_reproducible_step(
 
     def sums(state: TrainState, shards: Shards) -> Packed:
         number, batch = jax.tree.map(lambda x: x[0], shards)
-        key = jax.random.fold_in(jax.random.key(seed, impl="threefry2x32"), state.step)
-        trained, fixed = split(state.params)
-        loss = with_frozen(scaled(true_loss, state.loss_scale), fixed)
+        loss, trained, key = problem.at(state)
         found = shard_sums(loss, trained, state.model_state, batch, key, number, logical_shards)
         return jax.tree.map(lambda x: x[None], pack(unscaled(found, state.loss_scale)))
 
@@ -164,7 +160,7 @@ def make_reproducible_step(
         return jax.tree.map(one, *turns)
 
     def update(state: TrainState, total: Packed) -> tuple[TrainState, Metrics]:
-        trained, fixed = split(state.params)
+        trained, fixed = problem.split(state.params)
         new = applied.apply(unpack(total), trained, state.opt_state, (), state.step)
         after = state._replace(
             params=combine(new.params, fixed), model_state=new.model_state, opt_state=new.opt_state
@@ -172,7 +168,7 @@ def make_reproducible_step(
         return settled(state, after, new.metrics, new.norm, scaling, learning_rate)
 
     def first_state(params: PyTree, model_state: PyTree) -> TrainState:
-        opt_state = applied.init(mesh, split(params)[0])
+        opt_state = applied.init(mesh, problem.trained(params))
         return blank_state(
             mesh, scaling, params=params, model_state=model_state, opt_state=opt_state
         )
