@@ -89,7 +89,8 @@ def param_shapes(config: Config, dataset: Dataset) -> PyTree:
 
 def check_names(config: Config, dataset: Dataset) -> None:
     """Raises UserError if `optimizer.freeze` names no parameter; starts no device."""
-    freeze(config.optimizer.freeze)(param_shapes(config, dataset))
+    if patterns := config.optimizer.freeze:  # else the model need not be traced for it
+        freeze(patterns)(param_shapes(config, dataset))
 
 
 def make_sync(config: Config, algorithm: str | None = None) -> GradSync | ShardedSync:
