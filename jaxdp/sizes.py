@@ -1,4 +1,4 @@
-"""Sizes as people write them: `25M` is 25 x 2**20 bytes."""
+"""Sizes as people write them, `25M` for 25 x 2**20 bytes, and powers of two."""
 
 _SCALE = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
@@ -21,3 +21,13 @@ def parse_bytes(size: int | str) -> int:
     if not value.is_integer():
         raise ValueError(size)
     return int(value)
+
+
+def is_power_of_two(n: int) -> bool:
+    """Whether `n`, at least 1, is 1, 2, 4, ..."""
+    return n & n - 1 == 0
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4, .. up to `most`."""
+    return [1 << bit for bit in range(most.bit_length())]

@@ -13,6 +13,11 @@ def named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in leaves]
 
 
+def shapes(tree: Any) -> Any:
+    """The tree with shapes and dtypes in the places of its leaves."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
 def count_elements(tree: Any) -> int:
     """How many numbers the tree holds."""
     return sum(int(leaf.size) for leaf in jax.tree.leaves(tree))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxdp.sizes import parse_bytes
+from jaxdp.sizes import is_power_of_two, parse_bytes, powers_of_two
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,10 @@ def test_sizes(text, size):
 def test_what_is_no_size(text):
     with pytest.raises(ValueError):  # noqa: PT011  # pydantic and argparse make the message
         parse_bytes(text)
+
+
+def test_powers_of_two():
+    by_doubling = [1, 2, 4, 8, 16, 32, 64]
+    assert [n for n in range(1, 100) if is_power_of_two(n)] == by_doubling
+    for most in range(1, 100):
+        assert powers_of_two(most) == [n for n in by_doubling if n <= most]

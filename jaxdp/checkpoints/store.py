@@ -205,11 +205,6 @@ _copy = jax.jit(lambda arrays: [jnp.copy(x) for x in arrays])
 def _copied(tree: PyTree) -> PyTree:
     """The tree with its device arrays copied, in one program; what is on the host is left there."""
     leaves, structure = jax.tree.flatten(tree)
-    on_device = [isinstance(leaf, jax.Array) for leaf in leaves]
-    copies = iter(
-        _copy([leaf for leaf, is_there in zip(leaves, on_device, strict=True) if is_there])
-    )
-    return jax.tree.unflatten(
-        structure,
-        [next(copies) if there else leaf for leaf, there in zip(leaves, on_device, strict=True)],
-    )
+    copies = iter(_copy([leaf for leaf in leaves if isinstance(leaf, jax.Array)]))
+    kept = [next(copies) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
+    return jax.tree.unflatten(structure, kept)

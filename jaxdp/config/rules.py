@@ -18,9 +18,8 @@ from jaxdp.config.compression_rules import (
 )
 from jaxdp.config.keys import SECTIONS, flatten
 from jaxdp.config.schema import HALVED_ALGORITHMS, INT8_ALGORITHMS, Config, Guard, Sync
-from jaxdp.config.shard_rules import is_power_of_two
 from jaxdp.config.words import either
-from jaxdp.sizes import parse_bytes
+from jaxdp.sizes import is_power_of_two, parse_bytes
 
 
 class Rule(NamedTuple):

@@ -7,11 +7,7 @@ from typing import Literal
 
 from jaxdp.config.schema import Sync
 from jaxdp.config.words import either
-
-
-def is_power_of_two(shards: int) -> bool:
-    """Whether it is 1, 2, 4, ..."""
-    return shards & shards - 1 == 0
+from jaxdp.sizes import is_power_of_two, powers_of_two
 
 
 def doubles(shards: int | None) -> str | None:
@@ -26,7 +22,7 @@ def devices_share(devices: int | Literal["auto"], shards: int | None) -> str | N
     """Every device has as many shards, which are a whole subtree."""
     if devices == "auto" or shards is None or not is_power_of_two(shards):
         return None
-    valid = [1 << bit for bit in range(shards.bit_length())]
+    valid = powers_of_two(shards)
     if devices in valid:
         return None
     expected = either(map(str, valid))

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from jaxdp.errors import UserError
-from jaxdp.sync.sharded import all_shares, cut
+from jaxdp.sync.sharded import all_shares, cut, shares_of
 from jaxdp.trees import named_leaves
 from jaxdp.types import PyTree
 
@@ -31,14 +31,12 @@ def refuse_unless_elementwise(
     _refuse_other_shapes(optimizer, params)
     rng = np.random.default_rng(0)
     small = jax.tree.map(lambda x: _random(rng, x), params)
-    halves = [_half(small, part) for part in (0, 1)]
-    states = [optimizer.init(tree) for tree in (small, *halves)]
+    trees = (small, *_halves(small))
+    states = [optimizer.init(tree) for tree in trees]
     for step, scale in enumerate(_SCALES):
         grads = _gradients(rng, small, scale)
         updates = []
-        for i, (g, p) in enumerate(
-            zip((grads, _half(grads, 0), _half(grads, 1)), (small, *halves), strict=True)
-        ):
+        for i, (g, p) in enumerate(zip((grads, *_halves(grads)), trees, strict=True)):
             update, states[i] = optimizer.update(g, states[i], p, step=jnp.int32(step))
             updates.append(update)
         _compare(*updates)
@@ -90,10 +88,6 @@ def _gradients(rng: np.random.Generator, like: PyTree, scale: float) -> PyTree:
     return jax.tree.unflatten(structure, leaves)
 
 
-def _half(tree: PyTree, part: int) -> PyTree:
-    """Every leaf's share of device `part` of two."""
-
-    def share(leaf: jax.Array) -> jax.Array:
-        return cut(leaf, 2)[part].reshape(-1, *[1] * (leaf.ndim - 1)) if leaf.ndim else leaf
-
-    return jax.tree.map(share, tree)
+def _halves(tree: PyTree) -> list[PyTree]:
+    """The shares of two devices."""
+    return [shares_of(tree, rank, 2) for rank in (0, 1)]

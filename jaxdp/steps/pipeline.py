@@ -25,6 +25,7 @@ from jaxdp.mesh import AXIS
 from jaxdp.state import TrainState
 from jaxdp.steps.shards import Shards
 from jaxdp.steps.types import Metrics
+from jaxdp.trees import shapes
 from jaxdp.types import PyTree
 
 Turns = Sequence[Shards]
@@ -65,7 +66,7 @@ class Pipeline:
         reduce = self.reduce.lower([_placed(turn, NamedSharding(self.mesh, P(AXIS)))] * len(batch))
         last = (state, reduce.out_info)
         update = [self.update.lower(*_placed(last, device)) for device in alone]
-        return Lowered(self, sums, reduce, update, jax.tree.map(_shape, (state, batch)))
+        return Lowered(self, sums, reduce, update, shapes((state, batch)))
 
     def run(
         self, programs: "_Programs", state: TrainState, batch: Turns
@@ -160,7 +161,3 @@ def _placed(tree: PyTree, sharding: Sharding) -> PyTree:
 def _rows(n: int, x: Any) -> jax.ShapeDtypeStruct:
     """The shape of `x` with n rows."""
     return jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype)
-
-
-def _shape(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)

@@ -40,15 +40,17 @@ from jaxdp.loss_path import checked_loss, without_collectives
 from jaxdp.loss_scale import DynamicScale, unscaled
 from jaxdp.mesh import AXIS, on_mesh
 from jaxdp.plan import Plan
+from jaxdp.sizes import powers_of_two
 from jaxdp.state import TrainState
 from jaxdp.steps.outcome import blank_state, check_options, loss_scaling, settled
 from jaxdp.steps.pipeline import Pipeline
 from jaxdp.steps.problem import Problem
-from jaxdp.steps.shards import Shards, check_shards, device_counts
+from jaxdp.steps.shards import Shards, check_shards
 from jaxdp.steps.types import Metrics, TrainStep
 from jaxdp.steps.updates import replicated_update
 from jaxdp.sync import GradSync, plan_buckets
 from jaxdp.sync.buckets import join, part
+from jaxdp.trees import shapes
 from jaxdp.types import LossFn, PyTree
 
 ALGORITHM = "recursive_doubling"
@@ -73,17 +75,16 @@ class Packed:
 def pack(tree: PyTree) -> Packed:
     """Joins the leaves of each dtype."""
     leaves, structure = jax.tree.flatten(tree)
-    shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
     vectors = [join([leaves[i] for i in bucket.leaves]) for bucket in plan_buckets(leaves)]
-    return Packed(vectors, (shapes, structure))
+    return Packed(vectors, (tuple(shapes(leaves)), structure))
 
 
 def unpack(packed: Packed) -> PyTree:
     """The inverse of `pack`."""
-    shapes, structure = packed.like
-    leaves: list[Any] = list(shapes)
-    for bucket, vector in zip(plan_buckets(shapes), packed.vectors, strict=True):
-        pieces = part(vector, [shapes[i] for i in bucket.leaves])
+    like, structure = packed.like
+    leaves: list[Any] = list(like)
+    for bucket, vector in zip(plan_buckets(like), packed.vectors, strict=True):
+        pieces = part(vector, [like[i] for i in bucket.leaves])
         for i, piece in zip(bucket.leaves, pieces, strict=True):
             leaves[i] = piece
     return jax.tree.unflatten(structure, leaves)
@@ -99,7 +100,7 @@ def tree_sum(terms: Sequence[jax.Array]) -> jax.Array:
 
 def described(shards: int, platform: str) -> tuple[str, str]:
     """The algorithm, and what is promised of it."""
-    numbers = ", ".join(map(str, device_counts(shards)))
+    numbers = ", ".join(map(str, powers_of_two(shards)))
     promise = f"reproducible: {shards} logical shards, the same bits for {numbers} devices"
     if platform != "cpu":
         promise += " (with deterministic operations and stored autotuning results)"
@@ -174,10 +175,10 @@ def make_reproducible_step(
         )
 
     def planned(state: TrainState, batch: Sequence[Shards]) -> Plan:
-        shapes = jax.eval_shape(sums, reads(state), batch[0])
+        packed = jax.eval_shape(sums, reads(state), batch[0])
         found = (
             planned_all_reduce(f"bucket {i}", ALGORITHM, x.size, x.dtype.itemsize, mesh.size)
-            for i, x in enumerate(shapes.vectors)
+            for i, x in enumerate(packed.vectors)
         )
         return Plan(tuple(one for group in found for one in group))
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxdp.errors import UserError
+from jaxdp.sizes import is_power_of_two, powers_of_two
 from jaxdp.types import Batch
 
 
@@ -46,15 +47,10 @@ def by_turns(batch: Batch, shards: int, devices: int) -> tuple[Shards, ...]:
 
 def check_shards(shards: int, devices: int) -> None:
     """Raises UserError if `shards` is no power of two, or cannot be spread over the devices."""
-    if shards < 1 or shards & shards - 1:
+    if shards < 1 or not is_power_of_two(shards):
         raise UserError(f"logical_shards: {shards}; expected a power of two, such as 8")
-    if devices not in device_counts(shards):
-        valid = ", ".join(map(str, device_counts(shards)))
+    if devices not in powers_of_two(shards):
+        valid = ", ".join(map(str, powers_of_two(shards)))
         raise UserError(
             f"logical_shards: {shards} on {devices} devices; expected one of {valid} devices"
         )
-
-
-def device_counts(shards: int) -> list[int]:
-    """The numbers of devices that a power of two of shards can be spread over."""
-    return [1 << bit for bit in range(shards.bit_length())]

@@ -16,6 +16,7 @@ from jaxdp.mesh import AXIS
 from jaxdp.plan import Plan
 from jaxdp.state import AS_IT_IS, SavedForm, TrainState
 from jaxdp.steps.shards import by_turns
+from jaxdp.trees import shapes
 from jaxdp.types import Batch, PyTree
 
 Metrics = Mapping[str, jax.Array]
@@ -101,7 +102,7 @@ class TrainStep:
         Args:
           state, batch: as `run` gets them, or only their shapes and dtypes.
         """
-        return self.planned(*jax.tree.map(_shape, (state, batch)))
+        return self.planned(*shapes((state, batch)))
 
     def place(self, batch: Batch) -> Any:
         """Puts a global batch from the host on the devices.
@@ -148,7 +149,3 @@ def _check_batch(batch: Any) -> None:
     for name, x in batch.items():
         if not hasattr(x, "shape") or not hasattr(x, "dtype"):
             raise UserError(f"batch[{name!r}] is of type {type(x).__name__}; {expected}")
-
-
-def _shape(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)

@@ -13,7 +13,7 @@ from jaxdp.sync.buckets import Bucket, add_riders, plan_buckets
 from jaxdp.sync.carriers import (
     NO_COMBINER,
     Carrier,
-    by_algorithm,
+    carrier_of,
     psum_as_they_are,
     psum_per_bucket,
 )
@@ -149,10 +149,10 @@ def _buckets(
 
 
 def _carrier(options: Options, algorithm: str) -> Carrier:
-    if algorithm != "psum":
-        return by_algorithm(algorithm)
     one_bucket = options.bucket_bytes is None and options.wire == "float32"
-    return psum_as_they_are() if one_bucket else psum_per_bucket()
+    if algorithm == "psum" and one_bucket:
+        return psum_as_they_are()
+    return carrier_of(algorithm)
 
 
 def _algorithm(options: Options, nbytes: int, n: int) -> str:

@@ -66,6 +66,11 @@ def by_algorithm(algorithm: str) -> Carrier:
     return Carrier(run, partial(_plan, algorithm))
 
 
+def carrier_of(algorithm: str) -> Carrier:
+    """A bucket in one reduction of its own, by an algorithm."""
+    return psum_per_bucket() if algorithm == "psum" else by_algorithm(algorithm)
+
+
 # What keeps all-reduces apart on XLA:CPU; there is no option of that pass's own.
 NO_COMBINER = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
 

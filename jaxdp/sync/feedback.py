@@ -32,7 +32,7 @@ from jax import lax
 
 from jaxdp.plan import Plan, Planned
 from jaxdp.sync.buckets import plan_buckets
-from jaxdp.sync.carriers import Carrier, by_algorithm, psum_per_bucket
+from jaxdp.sync.carriers import Carrier, carrier_of
 from jaxdp.sync.types import GradSync, Sums
 from jaxdp.types import PyTree
 
@@ -138,11 +138,6 @@ def respread(state: PyTree, n: int) -> PyTree:
         "residual": jax.tree.map(shared, state["residual"]),
         "start": jax.tree.map(first, state["start"]),
     }
-
-
-def carrier_of(algorithm: str) -> Carrier:
-    """Sums leaves of one dtype in one reduction, by an algorithm."""
-    return psum_per_bucket() if algorithm == "psum" else by_algorithm(algorithm)
 
 
 def _split(compressor: Compressor, sums: Sums) -> tuple[Leaves, Leaves, Callable[..., Sums]]:

@@ -22,7 +22,8 @@ from jax import lax
 from jaxdp.collectives import algorithms_for
 from jaxdp.errors import UserError
 from jaxdp.plan import Planned
-from jaxdp.sync.feedback import Compressor, Leaves, carrier_of, error_feedback
+from jaxdp.sync.carriers import carrier_of
+from jaxdp.sync.feedback import Compressor, Leaves, error_feedback
 from jaxdp.sync.types import GradSync
 from jaxdp.types import PyTree
 

@@ -5,6 +5,7 @@ the leaf's number of dims, `[k, 1, ..., 1]`, so that what an optimizer decides b
 of matrices) is the same for it.  Scalars are not cut: every device has them whole.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -117,15 +118,16 @@ def cut(leaf: jax.Array, n: int) -> jax.Array:
 
 def uncut(rows: jax.Array, shape: Sequence[int]) -> jax.Array:
     """The inverse of `cut`."""
-    size = 1
-    for length in shape:
-        size *= length
-    return rows.reshape(-1)[:size].reshape(shape)
+    return rows.reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
 def my_shares(tree: PyTree, axis_name: str) -> PyTree:
     """This device's share of every leaf, inside `shard_map`; scalars whole."""
-    n, rank = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    return shares_of(tree, lax.axis_index(axis_name), lax.axis_size(axis_name))
+
+
+def shares_of(tree: PyTree, rank: jax.Array | int, n: int) -> PyTree:
+    """The share that device `rank` of `n` has of every leaf; scalars whole."""
 
     def share(leaf: jax.Array) -> jax.Array:
         if not leaf.ndim:
