@@ -14,6 +14,7 @@ ROOT = Path(jaxdp.__file__).parent
 # from the ground up; a module may import from its own floor and those below
 FLOORS = [
     {"errors", "types", "trees", "mesh", "hlo", "plan", "sizes", "columns", "wording"},
+    {"runtime"},
     {"collectives"},
     {
         "sync",
