@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxdp.errors import StorageError, UserError
+from jaxdp.runtime.exclusive import created, put
 from jaxdp.runtime.owner import Owner, is_alive, read_owner, this_process
 
 NAME = "run.lock"
@@ -206,7 +207,7 @@ def describe(held: Held) -> str:
 def _take(path: Path, record: bytes, tell: Callable[[str], None]) -> None:
     """Makes the file `path` with `record` in it, or puts it in the place of a stale one."""
     try:
-        while not _created(path, record):
+        while not created(path, record):
             if (held := read_lock(path)) is None:
                 if path.is_symlink():
                     raise StorageError(f"{path}: leads to no file; remove it")
@@ -218,7 +219,7 @@ def _take(path: Path, record: bytes, tell: Callable[[str], None]) -> None:
             try:
                 now = read_lock(path)
                 if now is not None and now.token == held.token:
-                    _put(path, record)
+                    put(path, record)
                     return
             finally:
                 claim.unlink(missing_ok=True)
@@ -251,46 +252,6 @@ def _refused(path: Path, held: Held) -> UserError:
         f"out: {path.parent} is in use by {who}; wait for it or end it, or choose another folder "
         "with --out"
     )
-
-
-def _created(path: Path, record: bytes) -> bool:
-    """Whether a file `path` was made, whole; False where there is one."""
-    partial = _write_beside(path, record)
-    try:
-        os.link(partial, path)
-    except FileExistsError:
-        return False
-    except OSError:  # no hard links here
-        return _created_exclusively(path, record)
-    finally:
-        partial.unlink()
-    return True
-
-
-def _created_exclusively(path: Path, record: bytes) -> bool:
-    try:
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-    except FileExistsError:
-        return False
-    try:
-        os.write(file, record)
-    finally:
-        os.close(file)
-    return True
-
-
-def _put(path: Path, record: bytes) -> None:
-    _write_beside(path, record).replace(path)
-
-
-def _write_beside(path: Path, record: bytes) -> Path:
-    partial = path.with_name(f"{NAME}.{secrets.token_hex(8)}.partial")
-    try:
-        _created_exclusively(partial, record)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    return partial
 
 
 def _sweep(path: Path) -> None:
