@@ -5,6 +5,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from jaxdp.sizes import format_bytes
+
 KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute",
          "collective-broadcast")  # fmt: skip
 
@@ -91,15 +93,6 @@ def describe(found: list[Collective]) -> str:
         f"{count} {kind}{'s' if count > 1 else ''}, {format_bytes(sizes[kind])}"
         for kind, count in counts.items()
     )
-
-
-def format_bytes(count: float) -> str:
-    """Bytes with a decimal prefix: `1.2 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            break
-        count /= 1000
-    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
 
 
 def _computations(text: str) -> dict[str, list[str]]:

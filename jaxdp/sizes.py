@@ -23,6 +23,15 @@ def parse_bytes(size: int | str) -> int:
     return int(value)
 
 
+def format_bytes(count: float) -> str:
+    """Bytes with a decimal prefix: `1.2 MB`."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+
+
 def is_power_of_two(n: int) -> bool:
     """Whether `n`, at least 1, is 1, 2, 4, ..."""
     return n & n - 1 == 0
