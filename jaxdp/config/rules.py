@@ -9,6 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from jaxdp.config import shard_rules
+from jaxdp.config.checkpoint_rules import (
+    best_is_evaluated,
+    failures_are_counted,
+    has_more_than_one,
+    is_there_to_go_back_to,
+)
 from jaxdp.config.compression_rules import (
     fraction_is_sent,
     has_gradients,
@@ -205,12 +211,6 @@ def _is_elementwise(shard_optimizer: bool, kind: str) -> str | None:
     return "true needs an optimizer that works element by element, and adafactor does not"
 
 
-def _has_checkpoints(policy: str, every: int) -> str | None:
-    if policy != "rollback" or every:
-        return None
-    return "rollback needs checkpoints to go back to; set checkpoint.every above 0"
-
-
 def _compares(divergence: str, every: int) -> str | None:
     if divergence == "stop" or every:
         return None
@@ -265,8 +265,11 @@ RULES = (
     Rule(("sync.wire", "sync.logical_shards"), shard_rules.is_exact),
     Rule(("sync.compression", "sync.logical_shards"), shard_rules.sends_everything),
     Rule(("model.batch_norm", "sync.logical_shards"), shard_rules.normalises_alone),
-    Rule(("guard.divergence", "checkpoint.every"), _has_checkpoints),
-    Rule(("guard.nonfinite", "checkpoint.every"), _has_checkpoints),
+    Rule(("guard.divergence", "checkpoint.every"), is_there_to_go_back_to),
+    Rule(("guard.nonfinite", "checkpoint.every"), is_there_to_go_back_to),
+    Rule(("checkpoint.keep_best", "checkpoint.every", "eval.every"), best_is_evaluated),
+    Rule(("checkpoint.keep_every", "checkpoint.every"), has_more_than_one),
+    Rule(("checkpoint.mean_time_to_failure", "checkpoint.every"), failures_are_counted),
     Rule(("guard.divergence", "guard.every"), _compares),
     Rule(("guard.limit", "guard.nonfinite"), _limit_is_used),
     Rule(("data.heldout_fraction", "data.kind", "data.heldout_path"), _fraction_is_used),

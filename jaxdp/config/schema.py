@@ -123,8 +123,27 @@ class Sync(Section):
 class Checkpoint(Section):
     """When the state of the run is saved."""
 
-    every: CountOrZero = Field(default=0, description="steps between saves; 0: only at the end")
+    every: Literal["auto"] | CountOrZero = Field(
+        default=0,
+        description="steps between saves; 0: only at the end; auto: as often as costs the least "
+        "time, by the first save's measured cost and checkpoint.mean_time_to_failure",
+    )
     keep: Count = Field(default=3, description="number of newest checkpoints that are kept")
+    keep_best: Literal["loss", "accuracy"] | None = Field(
+        default=None,
+        description="also keep the checkpoint with the lowest loss, or the highest accuracy, on "
+        "held-out data, evaluated when it was saved",
+    )
+    keep_every: Count | None = Field(
+        default=None,
+        description="also keep, for ever, the first checkpoint at or after each multiple of so "
+        "many steps",
+    )
+    mean_time_to_failure: Positive = Field(
+        default=24.0,
+        description="hours between failures of the whole job, for checkpoint.every auto; of n "
+        "machines, an nth of one machine's",
+    )
 
 
 class Eval(Section):
@@ -201,6 +220,11 @@ class Config(Section):
     )
     resume: bool | Literal["auto"] = Field(
         default=False, description="go on from the newest checkpoint in out; auto: if there is one"
+    )
+    init_from: Text | None = Field(
+        default=None,
+        description="safetensors file of the parameters to begin with, as made by jaxdp.checkpoint "
+        "export; null: they are drawn from the seed",
     )
     model: Model = Field(default=Mlp(), description="what is trained")
     data: Data = Field(default=Digits(), description="what it is trained on")

@@ -28,6 +28,7 @@ microbatches: 1
 compute_dtype: float32
 out: null
 resume: false
+init_from: null
 model:
   kind: cnn
   channels: [8, 16]
@@ -64,6 +65,9 @@ sync:
 checkpoint:
   every: 0
   keep: 3
+  keep_best: null
+  keep_every: null
+  mean_time_to_failure: 24.0
 eval:
   every: 0
   batch: null

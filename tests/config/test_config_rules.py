@@ -256,6 +256,30 @@ def test_defaults_break_nothing():
             "set checkpoint.every above 0",
         ),
         (
+            {"checkpoint": Checkpoint(keep_best="loss"), "eval": Eval(every=5)},
+            "checkpoint.keep_best: loss has no effect with checkpoint.every 0: there is one "
+            "checkpoint",
+        ),
+        (
+            {"checkpoint": Checkpoint(every="auto", keep_best="loss")},
+            "checkpoint.keep_best: loss needs evaluations; set eval.every above 0",
+        ),
+        (
+            {"checkpoint": Checkpoint(every=8, keep_best="accuracy"), "eval": Eval(every=12)},
+            "checkpoint.keep_best: accuracy needs an evaluation at each save; expected "
+            "checkpoint.every = 8 to be a multiple of eval.every = 12",
+        ),
+        (
+            {"checkpoint": Checkpoint(keep_every=100)},
+            "checkpoint.keep_every: 100 has no effect with checkpoint.every 0: there is one "
+            "checkpoint",
+        ),
+        (
+            {"checkpoint": Checkpoint(every=100, mean_time_to_failure=2.0)},
+            "checkpoint.mean_time_to_failure: 2.0 has no effect with checkpoint.every 100; set "
+            "checkpoint.every auto",
+        ),
+        (
             {"guard": Guard(divergence="rollback", every=0), "checkpoint": Checkpoint(every=5)},
             "guard.divergence: rollback has no effect with guard.every 0; "
             "expected guard.every above 0",
