@@ -307,6 +307,14 @@ def test_broken_rule(keys, line):
             "guard": Guard(divergence="rollback", nonfinite="rollback", limit=1),
             "checkpoint": Checkpoint(every=5),
         },
+        {
+            "checkpoint": Checkpoint(
+                every="auto", keep_best="loss", keep_every=7, mean_time_to_failure=0.5
+            ),
+            "eval": Eval(every=5),
+            "guard": Guard(nonfinite="rollback"),
+        },
+        {"checkpoint": Checkpoint(every=10, keep_best="accuracy"), "eval": Eval(every=5)},
         {"devices": 8, "eval": Eval(batch=8), "microbatches": 2},
         {"sync": Sync(bucket_bytes=5, first_bucket_bytes=5)},
         {
