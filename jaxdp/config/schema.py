@@ -125,6 +125,12 @@ class Checkpoint(Section):
 
     every: CountOrZero = Field(default=0, description="steps between saves; 0: only at the end")
     keep: Count = Field(default=3, description="number of newest checkpoints that are kept")
+    verify: Literal["fast", "thorough"] = Field(
+        default="fast",
+        description="fast: the checkpoint that is resumed has to be, file by file and leaf by leaf, "
+        "the one that was saved; thorough: each is also read back before it counts, and a resume "
+        "looks at all of them",
+    )
 
 
 class Eval(Section):

@@ -17,7 +17,7 @@ from jaxdp.report.progress import Reporter, SilentReporter
 from jaxdp.report.record import Stopwatch, write_failure, write_report
 from jaxdp.report.runfolder import check_run_folder, create_run_folder, write_json
 from jaxdp.training.introduction import introduction
-from jaxdp.training.resuming import Meta, check_unchanged, told_form
+from jaxdp.training.resuming import Meta, check_unchanged, kept_settings, told_form
 from jaxdp.training.session import Session
 from jaxdp.training.summary import complete, summarize
 
@@ -51,10 +51,12 @@ def run_training(
     state = job.init()
     create_run_folder(out)
     guard = Guard(**config.guard.model_dump(), tell=reporter.line)
-    meta = Meta(dict(job.dataset.facts))
+    meta = Meta(dict(job.dataset.facts), kept_settings(config))
     # the final save is complete when the context is left, before anything calls the run done
     form = told_form(config, job.step.form, reporter)
-    with Checkpoints(out / "checkpoints", config.checkpoint.keep, form) as checkpoints:
+    with Checkpoints(
+        out / "checkpoints", config.checkpoint.keep, form, config.checkpoint.verify
+    ) as checkpoints:
         session = Session(config, job, choice, out, checkpoints, guard, reporter, clock, meta)
         if resuming:
             state = session.resume(state)

@@ -1,7 +1,7 @@
 """What happens around the steps of a run: its log, its checkpoints, its folder."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxdp import hlo
@@ -60,6 +60,11 @@ class Session:
     def fit(self, state: TrainState, should_stop: Callable[[], bool]) -> FitResult:
         """Trains from `state` to the last step."""
         config, job, first = self.config, self.job, int(state.step)
+
+        def stop() -> bool:
+            self.checkpoints.check()  # a save that fails in the background ends the run here
+            return should_stop()
+
         self.log = self._open_log(first)
         try:
             self.clock.since_start("start")
@@ -76,7 +81,7 @@ class Session:
                 log=Every(config.log.every, self.log.metrics),
                 guard=self.guard,
                 on_compiled=lambda compiled, seconds: self._begin(state, compiled, seconds),
-                should_stop=should_stop,
+                should_stop=stop,
             )
         finally:
             self.log.close()
@@ -107,8 +112,8 @@ class Session:
         seconds = self.meta.train_seconds + self.log.elapsed_s
         self.clock.seconds["steps"] = self.log.elapsed_s
         with self.clock.on("saving"):
-            saved = asdict(replace(self.meta, train_seconds=seconds))
-            self.checkpoints.save(step, state, saved | {"guard": self.guard.record()})
+            meta = self.meta.at(step, seconds) | {"guard": self.guard.record()}
+            self.checkpoints.save(step, state, meta)
 
     def _restore(self, at_most: int | None, like: TrainState) -> TrainState | None:
         self.checkpoints.wait()
