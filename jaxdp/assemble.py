@@ -3,11 +3,13 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
 
+from jaxdp.checkpoints.export import PARTS, Form, check_importable, import_leaves
 from jaxdp.config import Config
 from jaxdp.data import Dataset, Loader, eval_batches, load_dataset
 from jaxdp.evaluation import EvalStep, evaluate, make_eval_step
@@ -32,6 +34,7 @@ from jaxdp.sync import (
     sharded_sync,
     top_k_sync,
 )
+from jaxdp.trees import named_leaves
 from jaxdp.types import Device, LossFn, Model, PyTree
 
 _INIT_FOLD = 2**32 - 1  # training folds in the number of the step, which stays below
@@ -84,13 +87,35 @@ def make_model(config: Config, dataset: Dataset) -> Model:
 
 def param_shapes(config: Config, dataset: Dataset) -> PyTree:
     """Shapes and dtypes of the parameters; starts no device, which `emulate` may still have to."""
-    return jax.eval_shape(lambda: make_model(config, dataset).init(jax.random.key(0)))[0]
+    return _model_shapes(config, dataset)["params"]
 
 
 def check_names(config: Config, dataset: Dataset) -> None:
-    """Raises UserError if `optimizer.freeze` names no parameter; starts no device."""
+    """Starts no device.
+
+    Raises:
+      UserError: `optimizer.freeze` names no parameter, or `init_from` does not fit the model.
+    """
     if patterns := config.optimizer.freeze:  # else the model need not be traced for it
         freeze(patterns)(param_shapes(config, dataset))
+    if config.init_from is not None:
+        check_importable(Path(config.init_from), _forms(_model_shapes(config, dataset)))
+
+
+def _model_shapes(config: Config, dataset: Dataset) -> dict[str, PyTree]:
+    init = make_model(config, dataset).init
+    return dict(zip(PARTS, jax.eval_shape(lambda: init(jax.random.key(0))), strict=True))
+
+
+def _forms(shapes: PyTree) -> dict[str, Form]:
+    return {name: Form(str(leaf.dtype), leaf.shape) for name, leaf in named_leaves(shapes)}
+
+
+def _imported(path: Path, shapes: dict[str, PyTree]) -> tuple[PyTree, PyTree]:
+    """Parameters and model state of a file, on the host."""
+    leaves = list(import_leaves(path, _forms(shapes)).values())
+    tree = jax.tree.unflatten(jax.tree.structure(shapes), leaves)
+    return tree["params"], tree["model_state"]
 
 
 def make_sync(config: Config, algorithm: str | None = None) -> GradSync | ShardedSync:
@@ -171,6 +196,8 @@ def assemble(
     batch = config.eval.batch or config.global_batch
 
     def init() -> TrainState:
+        if config.init_from is not None:
+            return step.init(*_imported(Path(config.init_from), _model_shapes(config, dataset)))
         key = jax.random.fold_in(jax.random.key(config.seed, impl="threefry2x32"), _INIT_FOLD)
         return step.init(*jax.jit(model.init)(key))
 

@@ -37,9 +37,12 @@ class Batches(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class Every:
-    """Something to do after every `steps` steps, and at the end; 0: only at the end."""
+    """Something to do after every `steps` steps, and at the end; 0: only at the end.
+
+    `steps` may be changed while a run goes on.
+    """
 
     steps: int
     do: Callable[[int, Any], Any]

@@ -119,5 +119,5 @@ def _opened(path: Path) -> Any:
 
 
 def _form(part: Any) -> Form:
-    dtype = part.get_dtype()
+    dtype = str(part.get_dtype())
     return Form(_DTYPES.get(dtype, dtype), tuple(part.get_shape()))

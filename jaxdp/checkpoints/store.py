@@ -1,45 +1,66 @@
-"""Saving and restoring the train state with Orbax."""
+"""The checkpoints of a run: saved whole, trusted when they verify."""
 
-import errno
-import os
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-import orbax.checkpoint as ocp
 
+import jaxdp
+from jaxdp.checkpoints import engine, files, folders, leaves, manifest
+from jaxdp.checkpoints.agreement import any_process, of_the_first
+from jaxdp.checkpoints.files import DamageError
+from jaxdp.checkpoints.manifest import Manifest
+from jaxdp.checkpoints.restoring import restore_step, verified
+from jaxdp.checkpoints.retention import Keep, steps_to_delete
 from jaxdp.errors import StorageError
 from jaxdp.state import AS_IT_IS, SavedForm, TrainState
 from jaxdp.trees import named_leaves
-from jaxdp.types import PyTree
 
-STATE, META = "state", "meta"
-Leaves = dict[str, tuple[tuple[int, ...], Any]]  # path -> shape, dtype
+Verify = Literal["fast", "thorough"]
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
 class Checkpoints:
     """The checkpoints of one run: a folder per step, written in the background.
 
-    Use as a context manager: leaving it waits until the last save is complete.
+    Use as a context manager: leaving it waits until the last save is complete.  In several
+    processes all of them call each method together; the first alone writes manifests, and moves
+    and deletes.
     """
 
-    def __init__(self, folder: Path, keep: int = 3, form: SavedForm = AS_IT_IS):
-        """Opens or creates `folder`; the newest `keep` steps are kept, in the step's `form`.
+    def __init__(
+        self,
+        folder: Path,
+        keep: int | Keep = 3,
+        form: SavedForm = AS_IT_IS,
+        verify: Verify = "fast",
+    ):
+        """Opens or creates `folder`.
+
+        Args:
+          folder: of all steps; what a killed save left in it is removed.
+          keep: so many of the newest steps are kept, or what these rules keep.
+          form: the step's, in which a state is kept.
+          verify: "fast" verifies the step that is restored: its files, and then its leaves;
+            "thorough" also reads back what was just written, before it counts, and at a restore
+            looks at the files of all other steps.
 
         Raises:
           StorageError: the folder cannot be created.
         """
-        self.folder, self._form = folder.absolute(), form
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
-        )
-        handlers = {STATE: ocp.StandardCheckpointHandler(), META: ocp.JsonCheckpointHandler()}
+        self.folder, self._form, self._verify = folder.absolute(), form, verify
+        self._keep = Keep(keep) if isinstance(keep, int) else keep
+        self._current: int | None = None  # the step that was saved or restored last
         try:
-            self._manager = ocp.CheckpointManager(
-                self.folder, options=options, item_handlers=handlers
-            )
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if _is_first():
+                folders.remove_leftovers(self.folder)
+            self._writer = engine.Writer(self.folder)
         except OSError as error:
             raise StorageError(f"{folder}: cannot hold checkpoints: {error}") from error
 
@@ -48,32 +69,77 @@ class Checkpoints:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            self._manager.close()
+            self._writer.close()
         except Exception as error:
             if kind is None:  # else the exception that is on its way says more
-                raise _not_saved(self.folder, error) from error
+                if isinstance(error, StorageError):
+                    raise
+                raise engine.not_saved(self.folder, error) from error
 
     def steps(self) -> list[int]:
-        """The steps that are there, oldest first."""
-        return sorted(self._manager.all_steps())
+        """The steps that are there, oldest first; whether they verify is seen at a restore."""
+        return folders.steps_in(self.folder)
 
     def save(self, step: int, state: TrainState, meta: dict[str, Any] | None = None) -> None:
         """Starts saving; returns as soon as `state` may be donated.
 
+        Args:
+          step: its number, above those that are there.
+          state: what is saved.
+          meta: what the run wants to be kept besides, plain values of JSON; comes back from
+            `restore`.
+
         Raises:
-          StorageError: this save, or an earlier one in the background, failed.
+          StorageError: this save, or an earlier one in the background, failed; or a later step is
+            there, or this one, saved by something else.
         """
-        if step in self._manager.all_steps():
+        self.wait()
+        if step == self._current:
             return  # resumed there and stopped before the next step
+        if (there := self.steps()) and there[-1] >= step:
+            later = "a later step is" if there[-1] > step else "a checkpoint of that step is"
+            raise StorageError(f"{self.folder / str(step)}: not saved: {later} there")
+        run = json.loads(json.dumps(meta or {}))  # as it is now: the caller goes on with its own
         # a copy, since Orbax may read CPU buffers in place while the next step reuses them
-        copy = _copied(self._form.saved(state)._asdict())
-        args = {STATE: ocp.args.StandardSave(copy), META: ocp.args.JsonSave(meta or {})}
+        snapshot = engine.copied(self._form.saved(state)._asdict())
+        leaves.check_names(snapshot)
+        spread = leaves.spread_leaves(snapshot)  # digests of the others are made in the background
+
+        def complete(folder: Path) -> None:
+            table = leaves.leaf_table(snapshot, spread)
+            if self._verify == "thorough":
+                leaves.check_same(table, leaves.leaf_table(engine.read_leaves(folder)))
+            written = files.entries(folder, manifest.payload(folder))
+            manifest.write(folder, Manifest(step, table, written, _facts(snapshot), run))
+            folders.publish(self.folder, step)
+            self._delete_old()
+
+        self._writer.start(step, snapshot, complete if _is_first() else lambda folder: None)
+        self._current = step
+
+    def _delete_old(self) -> None:
+        """What the rules do not keep; what has no manifest is not ours to delete, or to count."""
+        values: dict[int, float | None] = {}
+        for step in self.steps():
+            # damaged, or written by a later version: it neither counts nor goes
+            with suppress(DamageError, StorageError):
+                evaluation = manifest.read(self.folder / str(step)).run.get("evaluation", {})
+                values[step] = evaluation.get(self._keep.best)
+        for step in steps_to_delete(values, self._keep):
+            folders.delete(self.folder, step)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a save in the background has failed, which the next call will raise."""
+        return self._writer.has_failed
+
+    def check(self) -> None:
+        """Raises StorageError if a save in the background has failed; waits for nothing."""
         try:
-            started = self._manager.save(step, args=ocp.args.Composite(**args))
-        except (OSError, ValueError) as error:
-            raise _not_saved(self.folder, error) from error
-        if not started:
-            raise StorageError(f"{self.folder / str(step)}: not saved: a later step is there")
+            self._writer.check()
+        except StorageError:
+            self._current = None
+            raise
 
     def wait(self) -> None:
         """Returns when every save is complete on disk.
@@ -81,18 +147,23 @@ class Checkpoints:
         Raises:
           StorageError: one failed.
         """
+        failure = None
         try:
-            self._manager.wait_until_finished()
-        except (OSError, ValueError) as error:
-            raise _not_saved(self.folder, error) from error
+            self._writer.wait()
+        except StorageError as error:
+            failure = error
+        if any_process(failure is not None):
+            self._current = None
+            raise failure or StorageError(f"{self.folder}: saving failed on another process")
 
     def restore(
         self, like: TrainState, at_most: int | None = None
     ) -> tuple[TrainState, dict[str, Any], list[str]]:
-        """The newest state that can be read.
+        """The newest state that verifies.
 
-        A step that cannot be read is moved to `damaged/` beside the checkpoints, never deleted,
-        and the one before it is used.
+        Its files have to be those that were written, before Orbax reads them, and its leaves to
+        the bit those that were saved.  A step of which that is not so is moved to `damaged/` beside
+        the checkpoints, never deleted, and the one before it is used.
 
         Args:
           like: a state of the shapes, dtypes and shardings wanted.
@@ -105,106 +176,72 @@ class Checkpoints:
         Raises:
           StorageError: there is none, or a leaf has another shape or dtype.
         """
+        self.wait()
         damaged: dict[int, str] = {}
         abandoned = [step for step in self.steps() if at_most is not None and step > at_most]
-        for step in reversed([step for step in self.steps() if step not in abandoned]):
+        for step in self._newest_first(without=abandoned):
             try:
-                state, meta = self._restore_step(step, like)
-            except (OSError, ValueError, KeyError, TypeError) as error:
-                reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-                damaged[step] = f"checkpoint {step} cannot be read ({reason})"
+                state, held = restore_step(self.folder / str(step), like, self._form)
+            except DamageError as damage:
+                damaged[step] = f"checkpoint {step} is damaged: {damage}"
             else:
+                self._current = step
+                if self._verify == "thorough":
+                    damaged |= self._damaged_before(step)
                 # only now: where none can be read, the fault may be the machine's
-                lines = [f"{damaged[s]}; {self._move_aside(s)}" for s in damaged]
-                lines += [f"checkpoint {s} {self._move_aside(s, 'abandoned')}" for s in abandoned]
-                return state, meta, lines
-        raise StorageError(*damaged.values(), f"{self.folder}: no checkpoint that can be read")
-
-    def _restore_step(self, step: int, like: TrainState) -> tuple[TrainState, dict[str, Any]]:
-        saved, kept = _saved_leaves(self._manager, step), self._form.like(like)
-        before = _other_slots(saved, like) if self._form.respread else None
-        target = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), kept._asdict()
-        )
-        if before is not None:  # NumPy: as it was saved, whatever the devices are now
-            target["sync_state"] = jax.tree.map(
-                lambda x: np.empty((before, *x.shape[1:]), x.dtype), like.sync_state
+                return state, held.run, self._move_aside(damaged, abandoned)
+        lines = [*damaged.values(), f"{self.folder}: no checkpoint that can be trusted"]
+        if damaged and not any(manifest.is_there(self.folder / str(s)) for s in damaged):
+            lines.append(
+                "checkpoints of versions before manifests can be taken over: python -m "
+                "jaxdp.checkpoint adopt RUN"
             )
-        _check_leaves(step, saved, target)
-        args = {STATE: ocp.args.StandardRestore(target), META: ocp.args.JsonRestore()}
-        restored = self._manager.restore(step, args=ocp.args.Composite(**args))
-        found = TrainState(**restored[STATE])
-        if before is not None and (rule := self._form.respread):
-            devices = len(jax.tree.leaves(like.sync_state)[0])
-            slots = rule(found.sync_state, devices)
-            found = found._replace(sync_state=jax.tree.map(_placed_as, slots, like.sync_state))
-        return self._form.restored(found, like), restored[META]
+        raise StorageError(*lines)
 
-    def _move_aside(self, step: int, where: str = "damaged") -> str:
-        target = self.folder.parent / where / str(step)
-        while target.exists():
-            target = target.with_name(target.name + "-again")
-        target.parent.mkdir(exist_ok=True)
-        (self.folder / str(step)).rename(target)
-        self._manager.reload()
-        return f"moved to {target.parent.name}/{target.name}"
+    def _newest_first(self, without: Collection[int]) -> Iterator[int]:
+        """The steps that are there, the same on all processes: as the first of them sees them."""
+        there = [step for step in self.steps() if step not in without]
+        while (step := of_the_first(there.pop() if there else -1)) >= 0:
+            yield step
+
+    def _damaged_before(self, step: int) -> dict[int, str]:
+        """What can be seen of the files of older steps."""
+        found = {}
+        for old in (old for old in self.steps() if old < step):
+            try:
+                verified(self.folder / str(old))
+            except DamageError as damage:
+                found[old] = f"checkpoint {old} is damaged: {damage}"
+        return found
+
+    def _move_aside(self, damaged: Mapping[int, str], abandoned: Sequence[int]) -> list[str]:
+        if not _is_first():
+            return []
+
+        def moved(step: int, where: str) -> str:
+            try:
+                return folders.move_aside(self.folder, step, where)
+            except OSError as error:
+                raise StorageError(
+                    f"{self.folder / str(step)}: cannot be moved to {where}: {error.strerror}"
+                ) from error
+
+        lines = [f"{line}; {moved(step, 'damaged')}" for step, line in damaged.items()]
+        return lines + [f"checkpoint {step} {moved(step, 'abandoned')}" for step in abandoned]
 
 
-def _saved_leaves(manager: ocp.CheckpointManager, step: int) -> Leaves:
-    """Name -> shape and dtype of what a checkpoint holds."""
-    metadata = manager.item_metadata(step)[STATE]
-    if metadata is None:
-        raise ValueError("its metadata is missing")
+def _is_first() -> bool:
+    return jax.process_index() == 0
+
+
+def _facts(snapshot: dict[str, Any]) -> dict[str, Any]:
+    """When, by what and on what this was saved, and numbers worth seeing without the arrays."""
+    slots = [leaf.shape[0] for leaf in jax.tree.leaves(snapshot["sync_state"]) if leaf.ndim]
     return {
-        name: (tuple(leaf.shape), jnp.dtype(leaf.dtype))
-        for name, leaf in named_leaves(metadata.tree)
+        "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "devices": len(snapshot["step"].sharding.device_set),
+        "processes": jax.process_count(),
+        "sync_slots": max(slots, default=0),  # devices that have a part of sync_state of their own
+        "loss_scale": {name: float(x) for name, x in named_leaves(snapshot["loss_scale"])},
+        "versions": {"jaxdp": jaxdp.__version__, **{name: version(name) for name in _PACKAGES}},
     }
-
-
-def _other_slots(saved: Leaves, like: TrainState) -> int | None:
-    """The devices whose sync_state was saved, where their number is not that of `like`."""
-    for name, leaf in named_leaves({"sync_state": like.sync_state}):
-        shape, _ = saved.get(name, ((), None))
-        if shape and shape[0] != leaf.shape[0]:
-            return shape[0]
-    return None
-
-
-def _placed_as(x: Any, like: jax.Array) -> jax.Array:
-    return jax.device_put(x, like.sharding)
-
-
-def _check_leaves(step: int, saved: Leaves, target: dict[str, Any]) -> None:
-    """Orbax casts and reshapes without a word: compare what is saved with what is wanted first."""
-    wanted = {name: (leaf.shape, leaf.dtype) for name, leaf in named_leaves(target)}
-    if saved != wanted:
-        different = [n for n in [*wanted, *saved] if saved.get(n) != wanted.get(n)]
-        name = min(different, key=lambda n: not n.startswith("params/"))  # what people know best
-        raise StorageError(
-            f"checkpoint {step}: {name} is {_describe(saved.get(name))} there and "
-            f"{_describe(wanted.get(name))} in this run; resume with the configuration that "
-            "saved it"
-        )
-
-
-def _not_saved(folder: Path, error: BaseException) -> StorageError:
-    """Of this save, or of one before it in the background: the error does not always say which."""
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    full = os.strerror(errno.ENOSPC)
-    # the layers below repeat the names of their files until nobody finds the reason
-    return StorageError(f"{folder}: saving failed: {full if full in reason else reason[:200]}")
-
-
-def _describe(leaf: tuple[tuple[int, ...], Any] | None) -> str:
-    return "absent" if leaf is None else f"{leaf[1]}{list(leaf[0])}"
-
-
-_copy = jax.jit(lambda arrays: [jnp.copy(x) for x in arrays])
-
-
-def _copied(tree: PyTree) -> PyTree:
-    """The tree with its device arrays copied, in one program; what is on the host is left there."""
-    leaves, structure = jax.tree.flatten(tree)
-    copies = iter(_copy([leaf for leaf in leaves if isinstance(leaf, jax.Array)]))
-    kept = [next(copies) if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
-    return jax.tree.unflatten(structure, kept)

@@ -144,6 +144,12 @@ class Checkpoint(Section):
         description="hours between failures of the whole job, for checkpoint.every auto; of n "
         "machines, an nth of one machine's",
     )
+    verify: Literal["fast", "thorough"] = Field(
+        default="fast",
+        description="fast: the checkpoint that is resumed has to be, file by file and leaf by "
+        "leaf, the one that was saved; thorough: each is also read back before it counts, and a "
+        "resume looks at all of them",
+    )
 
 
 class Eval(Section):

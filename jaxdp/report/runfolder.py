@@ -36,6 +36,11 @@ def check_run_folder(out: Path, resume: bool | str) -> bool:
     if out.exists() and not out.is_dir():
         raise UserError(f"out: {out} is a file; expected a folder for the run")
     folder = out / "checkpoints"
+    if folder.is_symlink():
+        raise UserError(
+            f"out: {folder} is a symbolic link, and nothing is deleted through one; give a folder "
+            "on that disk with --out"
+        )
     # a save that was killed leaves a folder with another name
     saved = folder.is_dir() and any(path.name.isdigit() for path in folder.iterdir())
     holds_run = (out / "config.yaml").exists()

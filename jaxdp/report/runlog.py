@@ -41,12 +41,13 @@ class RunLog:
         self._items, self._unit = items_per_step, unit
         self._row: dict[str, Any] = {}
         self.elapsed_s = 0.0  # in steps, up to the newest row
+        self.step_s = 0.0  # of a step, by the newest row
         self._board = Board(out, resumed_step) if tensorboard else None
 
     def metrics(self, step: int, row: Mapping[str, Any]) -> None:
         """A row of the loop's."""
         self.flush()
-        self.elapsed_s = row["elapsed_s"]
+        self.elapsed_s, self.step_s = row["elapsed_s"], row["step_time_s"]
         rate = self._items / row["step_time_s"] if row["step_time_s"] else 0.0
         self._row = {
             "step": step,

@@ -39,6 +39,8 @@ def introduction(config: Config, job: Job, state: TrainState, choice: Choice) ->
         lines.append(f"frozen {', '.join(config.optimizer.freeze)}")
     if getattr(config.optimizer, "weight_decay", 0):
         lines += describe_decay(state.params)
+    if config.init_from is not None and not int(state.step):
+        lines.append(f"init   parameters from {config.init_from}")
     if int(state.step):
         lines.append(f"resumed at step {int(state.step)} of {config.steps}")
     return lines

@@ -1,12 +1,14 @@
 """What a run that goes on must have in common with the one that it goes on with."""
 
-from dataclasses import dataclass, replace
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from jaxdp.config import Config, bare, diff, load_config
+from jaxdp.config import Config, bare, diff, flatten, load_config
 from jaxdp.errors import UserError
 from jaxdp.report.progress import Reporter
 from jaxdp.state import SavedForm
@@ -24,16 +26,36 @@ _AND_YET_STAY = (
 
 @dataclass(frozen=True)
 class Meta:
-    """What a checkpoint holds besides the state: facts of the data, seconds spent in steps."""
+    """What a checkpoint's manifest holds of the run that saved it.
+
+    Attributes:
+      data: facts of the data.
+      settings: the keys that a resumed run has to keep, with their values.
+      train_seconds: spent in steps so far.
+    """
 
     data: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
     train_seconds: float = 0.0
+
+    def at(self, step: int, train_seconds: float) -> dict[str, Any]:
+        """As it is kept with `step`: the position in data and schedule is a function of that."""
+        batch = self.settings.get("global_batch", 0)
+        digest = hashlib.sha256(json.dumps(self.settings, sort_keys=True).encode()).hexdigest()
+        position = {"examples": step * batch, "schedule_steps": step}
+        return {
+            "data": self.data,
+            "position": position,
+            "settings": self.settings,
+            "settings_digest": digest,
+            "train_seconds": train_seconds,
+        }
 
     def resumed(self, saved: dict[str, Any]) -> "Meta":
         """This run's, going on from what was saved.
 
         Raises:
-          UserError: the data are not the same.
+          UserError: the data or a key that has to stay are not the same.
         """
         for name in ("sha256", "digest"):
             old, new = saved.get("data", {}).get(name), self.data.get(name)
@@ -42,7 +64,26 @@ class Meta:
                     f"data: {name} is {new} now and was {old} when the run was saved; a resumed "
                     "run needs the same data: put it back, or start a new run with --out"
                 )
+        mine, settings = json.loads(json.dumps(self.settings)), saved.get("settings", {})
+        changed = [key for key in mine if key in settings and mine[key] != settings[key]]
+        if changed:  # config.yaml was changed since, else it would have told
+            raise UserError(
+                *(
+                    f"{key}: {bare(mine[key])} now and {bare(settings[key])} in the checkpoint; a "
+                    "resumed run keeps it: put config.yaml back, or start a new run with --out"
+                    for key in changed
+                )
+            )
         return replace(self, train_seconds=saved.get("train_seconds", 0.0))
+
+
+def kept_settings(config: Config) -> dict[str, Any]:
+    """The keys that a resumed run has to keep, with their values."""
+    return {key: value for key, value in flatten(config).items() if _has_to_stay(key)}
+
+
+def _has_to_stay(key: str) -> bool:
+    return not key.startswith(_MAY_CHANGE) or key.startswith(_AND_YET_STAY)
 
 
 def told_form(config: Config, form: SavedForm, reporter: Reporter) -> SavedForm:
@@ -70,11 +111,7 @@ def check_unchanged(config: Config, out: Path) -> list[str]:
     """
     before = load_config(str(out / "config.yaml"))
     changed = diff(before, config)
-    refused = {
-        key: values
-        for key, values in changed.items()
-        if not key.startswith(_MAY_CHANGE) or key.startswith(_AND_YET_STAY)
-    }
+    refused = {key: values for key, values in changed.items() if _has_to_stay(key)}
     if refused:
         raise UserError(
             *(

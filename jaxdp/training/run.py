@@ -15,11 +15,14 @@ from jaxdp.mesh import use_devices
 from jaxdp.report.board import check_tensorboard
 from jaxdp.report.progress import Reporter, SilentReporter
 from jaxdp.report.record import Stopwatch, write_failure, write_report
-from jaxdp.report.runfolder import check_run_folder, create_run_folder, write_json
+from jaxdp.report.runfolder import check_run_folder, write_json
+from jaxdp.training.holding import check_not_held, held_folder
 from jaxdp.training.introduction import introduction
-from jaxdp.training.resuming import Meta, check_unchanged, told_form
+from jaxdp.training.resuming import Meta, check_unchanged, kept_settings, told_form
+from jaxdp.training.saving import Saver, keep_rules
 from jaxdp.training.session import Session
 from jaxdp.training.summary import complete, summarize
+from jaxdp.trees import count_bytes
 
 
 def run_training(
@@ -43,41 +46,49 @@ def run_training(
     """
     reporter, clock = reporter or SilentReporter(), Stopwatch()
     out = Path(config.out or "runs/default")
+    check_not_held(out)
     resuming = check_run_folder(out, config.resume)
     changes = check_unchanged(config, out) if resuming else []
     if config.log.tensorboard:
         check_tensorboard()
-    job, choice = _prepare(config)
+    job, choice = _prepare(config, resuming)
     state = job.init()
-    create_run_folder(out)
     guard = Guard(**config.guard.model_dump(), tell=reporter.line)
-    meta = Meta(dict(job.dataset.facts))
-    # the final save is complete when the context is left, before anything calls the run done
+    meta = Meta(dict(job.dataset.facts), kept_settings(config))
     form = told_form(config, job.step.form, reporter)
-    with Checkpoints(out / "checkpoints", config.checkpoint.keep, form) as checkpoints:
-        session = Session(config, job, choice, out, checkpoints, guard, reporter, clock, meta)
+    with (
+        held_folder(out, config.resume, resuming, reporter.line) as lease,
+        Checkpoints(
+            out / "checkpoints", keep_rules(config), form, config.checkpoint.verify
+        ) as checkpoints,
+    ):
+        saver = Saver(checkpoints, lease, count_bytes(form.like(state)), reporter.line)
+        parts = (config, job, choice, out, checkpoints, guard, reporter, clock, meta, saver)
+        session = Session(*parts)
         if resuming:
             state = session.resume(state)
         if (summary := complete(out, int(state.step), config.steps)) is not None:
             reporter.line(f"nothing to do: the run in {out} is complete")
             return summary
+        saver.check_room(config)
         for line in [*changes, *introduction(config, job, state, choice)]:
             reporter.line(line)
         try:
-            result = session.fit(state, should_stop)
-            with clock.on("saving"):
-                checkpoints.wait()
+            result = session.fit(state, should_stop)  # its last save is complete
         except (NumericsError, StorageError) as error:
-            write_failure(out, error, clock, reporter, guard.record())
+            if lease is None or not lease.lost:  # else the folder is another run's
+                write_failure(out, error, clock, reporter, guard.record())
             raise
-    summary = summarize(choice, job, result, config.steps, session.meta, guard, clock)
-    write_json(out / "summary.json", summary)
-    write_report(out, reporter)
+        summary = summarize(choice, job, result, config.steps, session.meta, guard, clock)
+        write_json(out / "summary.json", summary)
+        write_report(out, reporter)
     return summary
 
 
-def _prepare(config: Config) -> tuple[Job, Choice]:
+def _prepare(config: Config, resuming: bool) -> tuple[Job, Choice]:
     """The parts of a run, and the algorithm that it uses; writes nothing."""
+    if resuming:  # what it began with is not asked for again
+        config = config.model_copy(update={"init_from": None})
     dataset = load_data(config)
     check_names(config, dataset)
     devices = use_devices(config.devices)

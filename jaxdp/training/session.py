@@ -1,14 +1,18 @@
 """What happens around the steps of a run: its log, its checkpoints, its folder."""
 
+import math
+import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from jaxdp import hlo
 from jaxdp.assemble import Job
 from jaxdp.checkpoints import Checkpoints
 from jaxdp.collectives.tuning import Choice
 from jaxdp.config import Config, to_yaml
+from jaxdp.errors import StorageError
 from jaxdp.guard import Guard
 from jaxdp.loop import Every, FitResult, fit
 from jaxdp.plan import compare
@@ -19,6 +23,7 @@ from jaxdp.report.runlog import RunLog
 from jaxdp.state import TrainState
 from jaxdp.steps import CompiledStep
 from jaxdp.training.resuming import Meta
+from jaxdp.training.saving import Interval, SaveEvery, Saver, first_interval
 
 
 @dataclass
@@ -30,6 +35,7 @@ class Session:
       out: the run folder.
       checkpoints, guard, reporter, clock: open for as long as the run lasts.
       meta: what checkpoints hold besides the state; changed by `resume`.
+      saver: of `checkpoints`.
       log: of the stretch from `fit` on.
     """
 
@@ -42,7 +48,12 @@ class Session:
     reporter: Reporter
     clock: Stopwatch
     meta: Meta
+    saver: Saver
     log: RunLog = field(init=False)
+    _saving: SaveEvery = field(init=False)
+    _interval: Interval = field(init=False)
+    _evaluated: tuple[int, dict[str, float]] = (0, {})  # the newest evaluation, and its step
+    _ending: bool = False
 
     def resume(self, like: TrainState) -> TrainState:
         """The state of the newest checkpoint.
@@ -60,7 +71,14 @@ class Session:
     def fit(self, state: TrainState, should_stop: Callable[[], bool]) -> FitResult:
         """Trains from `state` to the last step."""
         config, job, first = self.config, self.job, int(state.step)
+
+        def stop() -> bool:
+            self._ending = self._ending or should_stop()
+            return self._ending
+
         self.log = self._open_log(first)
+        self._saving = SaveEvery(self.saver, first_interval(config), self._save)
+        self._interval = Interval(config, self.reporter.line)
         try:
             self.clock.since_start("start")
             self.guard.restore = self._restore
@@ -72,11 +90,11 @@ class Session:
                 job.loader,
                 config.steps,
                 evaluate=Every(config.eval.every, self._evaluate),
-                save=Every(config.checkpoint.every, self._save),
-                log=Every(config.log.every, self.log.metrics),
+                save=self._saving,
+                log=Every(config.log.every, self._log),
                 guard=self.guard,
                 on_compiled=lambda compiled, seconds: self._begin(state, compiled, seconds),
-                should_stop=should_stop,
+                should_stop=stop,
             )
         finally:
             self.log.close()
@@ -100,18 +118,40 @@ class Session:
         with self.clock.on("evaluation"):
             means = self.job.evaluate(state)
         self.log.evaluation(step, means)
+        self._evaluated = (step, means)
         return means
+
+    def _log(self, step: int, row: dict[str, Any]) -> None:
+        if self.saver.lease is not None:
+            self.saver.lease.check()  # another's rows would be among ours
+        self.log.metrics(step, row)
 
     def _save(self, step: int, state: TrainState) -> None:
         self.log.flush()  # a run that is killed later resumes here, with the rows up to here
         seconds = self.meta.train_seconds + self.log.elapsed_s
         self.clock.seconds["steps"] = self.log.elapsed_s
+        meta = self.meta.at(step, seconds) | {"guard": self.guard.record()}
+        at, means = self._evaluated
+        if at == step:  # what JSON lacks is never best
+            meta["evaluation"] = {
+                name: x if math.isfinite(x) else None for name, x in means.items()
+            }
+        whole = self._ending or step == self.config.steps
         with self.clock.on("saving"):
-            saved = asdict(replace(self.meta, train_seconds=seconds))
-            self.checkpoints.save(step, state, saved | {"guard": self.guard.record()})
+            started = time.perf_counter()
+            undisturbed = self.saver.save(step, state, meta, whole=whole)
+            saved = time.perf_counter()
+            if self._interval.measuring and undisturbed and not whole:
+                self.checkpoints.wait()
+                written = time.perf_counter()
+                steps = self._interval.measured(saved - started, written - started, self.log.step_s)
+                self._saving.steps = steps or self._saving.steps
 
     def _restore(self, at_most: int | None, like: TrainState) -> TrainState | None:
-        self.checkpoints.wait()
+        try:
+            self.checkpoints.wait()
+        except StorageError as error:  # those before it are there
+            self._warn([str(error)])
         steps = self.checkpoints.steps()
         if not any(at_most is None or step <= at_most for step in steps):
             return None

@@ -68,6 +68,7 @@ checkpoint:
   keep_best: null
   keep_every: null
   mean_time_to_failure: 24.0
+  verify: fast
 eval:
   every: 0
   batch: null

@@ -56,6 +56,7 @@ DEFAULTS = {
     "checkpoint.keep_best": None,
     "checkpoint.keep_every": None,
     "checkpoint.mean_time_to_failure": 24.0,
+    "checkpoint.verify": "fast",
     "eval.every": 0,
     "eval.batch": None,
     "log.every": 10,
