@@ -1,6 +1,5 @@
 """`python -m jaxdp.train --config FILE [--KEY VALUE ...]`: trains a model."""
 
-import logging
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -42,13 +41,12 @@ def _main(argv: Sequence[str]) -> int:
 def _train(config: "Config") -> int:
     # JAX starts here, after every mistake that can be found without it
     with interrupted_at_once():
+        from jaxdp.checkpoints.quiet import quiet
         from jaxdp.report.progress import make_reporter
         from jaxdp.training import describe_summary, run_training
 
-    for name in ("absl", "asyncio"):  # Orbax's steps, and tracebacks of what it raises as well
-        logging.getLogger(name).setLevel(logging.CRITICAL)
     reporter = make_reporter(config.log.progress, config.steps)
-    with _stop_request() as stop:
+    with quiet(), _stop_request() as stop:
         summary = run_training(config, reporter, lambda: bool(stop))
     reporter.line(describe_summary(summary, config.out or ""))
     if summary["stopped"]:
