@@ -64,6 +64,7 @@ sync:
 checkpoint:
   every: 0
   keep: 3
+  verify: fast
 eval:
   every: 0
   batch: null
