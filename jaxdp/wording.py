@@ -5,6 +5,8 @@ def counted(n: int, noun: str) -> str:
     """A number of things: `1 example`, `2 microbatches`."""
     if n == 1:
         return f"1 {noun}"
+    if noun == "leaf":
+        return f"{n} leaves"
     return f"{n} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
 
 

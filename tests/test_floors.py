@@ -34,7 +34,7 @@ FLOORS = [
     {"assemble"},
     {"comparison", "choosing"},
     {"training", "checking"},
-    {"train", "compare", "check"},
+    {"train", "compare", "check", "checkpoint"},
 ]
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
 PROGRAMS = FLOORS[-1]
@@ -88,7 +88,8 @@ def test_every_public_name_is_there():
 
 
 @pytest.mark.parametrize(
-    "module", ["jaxdp", "jaxdp.config", "jaxdp.train", "jaxdp.compare", "jaxdp.check"]
+    "module",
+    ["jaxdp", "jaxdp.config", "jaxdp.train", "jaxdp.compare", "jaxdp.check", "jaxdp.checkpoint"],
 )
 def test_no_jax_before_it_is_needed(module):
     code = f"import sys, {module}; sys.exit('jax' in sys.modules)"

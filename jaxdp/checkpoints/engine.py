@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath  # Orbax's paths
 
 from jaxdp.checkpoints.files import DamageError
-from jaxdp.checkpoints.folders import partial_folder, remove_leftovers
+from jaxdp.checkpoints.folders import partial_folder, remove_given_up
 from jaxdp.errors import StorageError
 from jaxdp.trees import named_leaves
 from jaxdp.types import PyTree
@@ -29,7 +30,7 @@ class Writer:
     """Saves one tree at a time; what fails in the background is raised by the next call."""
 
     def __init__(self, folder: Path):
-        handler = ocp.CompositeCheckpointHandler(**{STATE: ocp.StandardCheckpointHandler()})
+        handler = ocp.CompositeCheckpointHandler(state=ocp.StandardCheckpointHandler())
         self._folder = folder
         self._orbax = ocp.AsyncCheckpointer(handler)
         self._thread: threading.Thread | None = None
@@ -48,7 +49,7 @@ class Writer:
           StorageError: this save, or one before it in the background, failed.
         """
         self.wait()
-        args = ocp.args.Composite(**{STATE: ocp.args.StandardSave(tree)})
+        args = ocp.args.Composite(state=ocp.args.StandardSave(tree))
         partial = partial_folder(self._folder, step)
         try:
             self._orbax.save(partial, args=args)
@@ -68,7 +69,7 @@ class Writer:
 
     def _given_up(self, step: int, error: BaseException) -> StorageError:
         if jax.process_index() == 0:
-            remove_leftovers(self._folder, step)
+            remove_given_up(self._folder, step)
         return error if isinstance(error, StorageError) else not_saved(self._folder, error)
 
     @property
@@ -109,9 +110,9 @@ def restore(folder: Path, target: PyTree) -> PyTree:
       DamageError: it cannot be read.
     """
     try:
-        handler = ocp.StandardCheckpointHandler()
-        # not through a Checkpointer, which wants marker files that a copy may not have
-        return handler.restore(folder / STATE, args=ocp.args.StandardRestore(target))
+        handler, args = ocp.StandardCheckpointHandler(), ocp.args.StandardRestore(target)
+        # not through a Checkpointer, which may want marker files that a copy does not have
+        return handler.restore(epath.Path(folder / STATE), args=args)
     except Exception as error:  # of any type: tensorstore, zstd, json and jax raise their own
         raise DamageError(f"it cannot be read: {reason(error)}") from error
 
@@ -123,7 +124,8 @@ def read_leaves(folder: Path) -> dict[str, np.ndarray]:
       DamageError: it cannot be read.
     """
     try:
-        tree: Any = ocp.StandardCheckpointHandler().metadata(folder / STATE).tree
+        item = epath.Path(folder / STATE)
+        tree: Any = ocp.StandardCheckpointHandler().metadata(item).tree
     except Exception as error:
         raise DamageError(f"it cannot be read: {reason(error)}") from error
     wanted = jax.tree.map(lambda x: np.empty(x.shape, jnp.dtype(x.dtype)), tree)

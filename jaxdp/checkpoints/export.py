@@ -35,6 +35,14 @@ class Form(NamedTuple):
         return f"{self.dtype}{list(self.shape)}"
 
 
+def check_new(path: Path) -> None:
+    """Raises UserError if a file `path` cannot be new: it is there, or its folder is not."""
+    if path.exists() or path.is_symlink():
+        raise UserError(f"{path}: is there already; give another name, or remove it")
+    if not path.parent.is_dir():
+        raise UserError(f"{path}: there is no folder {path.parent}")
+
+
 def export_leaves(path: Path, leaves: Mapping[str, np.ndarray], about: Mapping[str, str]) -> int:
     """Writes those of `leaves` that belong to the model, whole or not at all.
 
@@ -50,10 +58,7 @@ def export_leaves(path: Path, leaves: Mapping[str, np.ndarray], about: Mapping[s
       UserError: there is such a file, or no such folder.
       StorageError: it cannot be written.
     """
-    if path.exists() or path.is_symlink():
-        raise UserError(f"{path}: is there already; give another name, or remove it")
-    if not path.parent.is_dir():
-        raise UserError(f"{path}: there is no folder {path.parent}")
+    check_new(path)
     # 0 dimensions stay 0, which np.ascontiguousarray would make 1
     wanted = {
         name: np.array(leaf, order="C")

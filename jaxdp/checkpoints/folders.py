@@ -6,10 +6,12 @@ Deletes nothing but what it named itself, and follows no symbolic link.  Needs n
 import contextlib
 import re
 import shutil
+import time
 from pathlib import Path
 
 from jaxdp.checkpoints.files import sync_folder
 
+_QUIET_LOOKS = 3
 _STEP = re.compile(r"0|[1-9][0-9]{0,8}")
 # what Orbax makes of the name while it writes, and what is on its way out, are ours as well
 _LEFTOVER = re.compile(r"(0|[1-9][0-9]*)\.(partial|deleted|orbax-checkpoint-tmp).*")
@@ -31,13 +33,28 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(name) for name in names if _STEP.fullmatch(name))
 
 
-def remove_leftovers(folder: Path, step: int | None = None) -> None:
-    """Removes what killed saves and deletions left; of one step, or of all."""
+def remove_leftovers(folder: Path, step: int | None = None) -> bool:
+    """Removes what killed saves and deletions left, of one step or all; whether there was any."""
+    found = False
     for path in list(folder.iterdir()):
         match = _LEFTOVER.fullmatch(path.name)
         ours = match is not None and (step is None or match.group(1) == str(step))
         if ours and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
+            found = True
+    return found
+
+
+def remove_given_up(folder: Path, step: int, within_s: float = 5.0) -> None:
+    """Removes what a save left that has just failed.
+
+    Writes of it may still be on their way, which make their folders anew: it is looked again until
+    nothing comes any more, or `within_s` is over.
+    """
+    ends, quiet = time.monotonic() + within_s, 0
+    while quiet < _QUIET_LOOKS and time.monotonic() < ends:
+        quiet = 0 if remove_leftovers(folder, step) else quiet + 1
+        time.sleep(0.05)
 
 
 def publish(folder: Path, step: int) -> None:

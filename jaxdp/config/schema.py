@@ -146,9 +146,8 @@ class Checkpoint(Section):
     )
     verify: Literal["fast", "thorough"] = Field(
         default="fast",
-        description="fast: the checkpoint that is resumed has to be, file by file and leaf by "
-        "leaf, the one that was saved; thorough: each is also read back before it counts, and a "
-        "resume looks at all of them",
+        description="fast: what is resumed has to be, by its files and its leaves, what was saved; "
+        "thorough: each save is also read back before it counts, and a resume looks at all of them",
     )
 
 
