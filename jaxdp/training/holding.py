@@ -42,12 +42,16 @@ def held_folder(
         return
     made = [path for path in (out / "checkpoints", out, *out.parents) if not path.exists()]
     create_run_folder(out)
+    lost = False
     try:
         with Lease(out / NAME, tell=tell) as lease:
-            if check_run_folder(out, resume) != resuming:
-                raise UserError(f"out: another run was in {out} meanwhile; start again")
-            yield lease
+            try:
+                if check_run_folder(out, resume) != resuming:
+                    raise UserError(f"out: another run was in {out} meanwhile; start again")
+                yield lease
+            finally:
+                lost = lease.lost
     finally:
-        for path in made:
+        for path in () if lost else made:
             with suppress(OSError):  # the ones that hold something
                 path.rmdir()
