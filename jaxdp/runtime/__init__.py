@@ -1,0 +1,1 @@
+"""Several processes as one job: how they start, stop and end."""
