@@ -17,7 +17,9 @@ from jaxdp import errors
 T = TypeVar("T")
 
 _WAIT_S = 600.0  # for what another process does meanwhile, such as measuring or reading a slow disk
-_calls = itertools.count()  # the same in all processes, and so part of the names under which we meet
+_calls = (
+    itertools.count()
+)  # the same in all processes, and so part of the names under which we meet
 
 
 def joined() -> int:
@@ -68,7 +70,9 @@ def from_all(value: Any) -> list[Any]:
 def wait_for_all() -> None:
     """Returns when every process has come here."""
     if joined() > 1:
-        distributed.global_state.client.wait_at_barrier(f"jaxdp/{next(_calls)}", int(1000 * _WAIT_S))
+        distributed.global_state.client.wait_at_barrier(
+            f"jaxdp/{next(_calls)}", int(1000 * _WAIT_S)
+        )
 
 
 def _opened(text: str) -> Any:
