@@ -44,16 +44,16 @@ class Processes:
                 "JAX_NUM_PROCESSES": str(n),
                 "JAX_PROCESS_ID": str(rank),
             }
-            self.running.append(
-                subprocess.Popen(
+            with open(folder / f"out-{rank}", "w") as out, open(folder / f"err-{rank}", "w") as err:
+                process = subprocess.Popen(
                     [sys.executable, *map(str, argv)],
                     env=plain | (place if n > 1 else {}) | environment,
                     stdin=subprocess.DEVNULL,
-                    stdout=open(folder / f"out-{rank}", "w"),
-                    stderr=open(folder / f"err-{rank}", "w"),
+                    stdout=out,
+                    stderr=err,
                     start_new_session=True,
                 )
-            )
+            self.running.append(process)
 
     def signal(self, rank, number):
         self.running[rank].send_signal(number)
@@ -97,7 +97,7 @@ def free_port():
 
 @pytest.fixture(scope="module")
 def start_processes(tmp_path_factory, request):
-    """(arguments of Python, n, **environment) -> `Processes`, ended with the module at the latest."""
+    """(arguments of Python, n, **environment) -> `Processes`; none outlives the module's tests."""
     started = []
 
     def start(*argv, n=2, **environment):
