@@ -41,7 +41,8 @@ def here(keys, stop=None):
 
 def rows_of(out):
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [(row["step"], row["loss"], row["accuracy"], row["nonfinite"]) for row in rows]
+    columns = ("step", "loss", "accuracy", "nonfinite")
+    return [tuple(np.nan if row[k] is None else row[k] for k in columns) for row in rows]
 
 
 def close(a, b, rel):
