@@ -160,9 +160,9 @@ def test_c2_c11_stopped_and_resumed_on_two_one_and_two_processes(
 ):
     """Two processes are asked to stop by a signal to one; another run goes on here in between."""
     folder, found = job
-    argv = [f"--{key}={value}" for key, value in keys_of(tmp_path, "asked", devices=2).items()]
-    argv += ["--steps=6000", "--checkpoint.every=50"]
-    asked = start_processes("-m", "jaxdp.train", *dict.fromkeys(argv))
+    long = keys_of(tmp_path, "asked", devices=2, steps=6000, checkpoint__every=50)
+    argv = [f"--{key}={value}" for key, value in long.items()]
+    asked = start_processes("-m", "jaxdp.train", *argv)
     asked.wait_until(lambda: (tmp_path / "asked" / "metrics.jsonl").exists())
     asked.signal(int(rng.integers(2)), signal.SIGTERM if rng.integers(2) else signal.SIGINT)
     first, second = asked.wait()
