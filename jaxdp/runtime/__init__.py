@@ -1,1 +1,1 @@
-"""What surrounds the steps of a run on its machine.  Nothing here imports JAX."""
+"""Several processes as one job: how they start, stop and end."""

@@ -89,14 +89,18 @@ class Lease:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.give_back()
+
+    def give_back(self) -> None:
+        """Ends the lease; others may take the lock."""
         self._ended.set()
         self._thread.join()
         with suppress(UserError, StorageError, OSError):  # then it goes stale
             if self._holds():
-                self._give_back()
+                self._remove()
         os.close(self._file)
 
-    def _give_back(self) -> None:
+    def _remove(self) -> None:
         # under a claim, so that nobody takes it between the look and the removal
         claim = _claim(self.path, self._token)
         _take(claim, self._record(), _silent)

@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import jax
-
+from jaxdp import peers
 from jaxdp.errors import UserError
-from jaxdp.report.runfolder import check_run_folder, create_run_folder
+from jaxdp.report.runfolder import check_run_folder, check_shared, create_run_folder
 from jaxdp.runtime.lease import NAME, Lease, check_free
 
 
@@ -34,24 +33,26 @@ def held_folder(
       The lock; None in other processes than the first.
 
     Raises:
-      UserError: another run holds it, or has changed it meanwhile.
+      UserError: another run holds it, or has changed it meanwhile, or a process does not see it.
       StorageError: it cannot be written.
     """
-    if jax.process_index():
-        yield None
-        return
     made = [path for path in (out / "checkpoints", out, *out.parents) if not path.exists()]
-    create_run_folder(out)
-    lost = False
+    taken: list[Lease] = []
+
+    def take() -> None:
+        create_run_folder(out)
+        taken.append(Lease(out / NAME, tell=tell))
+        if check_run_folder(out, resume) != resuming:
+            raise UserError(f"out: another run was in {out} meanwhile; start again")
+
     try:
-        with Lease(out / NAME, tell=tell) as lease:
-            try:
-                if check_run_folder(out, resume) != resuming:
-                    raise UserError(f"out: another run was in {out} meanwhile; start again")
-                yield lease
-            finally:
-                lost = lease.lost
+        peers.from_first(take)
+        check_shared(out)
+        yield taken[0] if taken else None
     finally:
-        for path in () if lost else made:
-            with suppress(OSError):  # the ones that hold something
-                path.rmdir()
+        for lease in taken:
+            lease.give_back()
+        if peers.is_first() and not any(lease.lost for lease in taken):
+            for path in made:
+                with suppress(OSError):  # the ones that hold something
+                    path.rmdir()

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
+from jaxdp import peers
 from jaxdp.checkpoints import Checkpoints
-from jaxdp.checkpoints.agreement import any_process, of_the_first
+from jaxdp.checkpoints.agreement import of_the_first
 from jaxdp.checkpoints.interval import steps_between
 from jaxdp.checkpoints.retention import Keep, most_at_once
 from jaxdp.checkpoints.space import check_space, check_writable
@@ -67,7 +66,7 @@ class Saver:
             there = len(self.checkpoints.steps())
             check_space(self.checkpoints.folder, self.state_bytes, max(1, most - there))
 
-        self._first_does(check)
+        peers.from_first(check)
 
     def save(self, step: int, state: TrainState, meta: dict[str, Any], *, whole: bool) -> bool:
         """Starts saving; returns as soon as `state` may be donated.
@@ -89,7 +88,7 @@ class Saver:
             if self.lease is not None:
                 self.lease.check()
             try:
-                self._first_does(lambda: check_space(self.checkpoints.folder, self.state_bytes, 1))
+                peers.from_first(lambda: check_space(self.checkpoints.folder, self.state_bytes, 1))
                 self.checkpoints.save(step, state, meta)
                 if tried or whole:
                     self.checkpoints.wait()
@@ -102,17 +101,6 @@ class Saver:
                 return not tried
         raise AssertionError  # the last try returns or raises
 
-    def _first_does(self, check: Callable[[], None]) -> None:
-        """A check of the process that writes, whose failure is every process's."""
-        failure = None
-        try:
-            if jax.process_index() == 0:
-                check()
-        except StorageError as error:
-            failure = error
-        if any_process(failure is not None):
-            raise failure or StorageError("saving failed on process 0, which says why")
-
 
 class SaveEvery(Every):
     """Saves every so many steps, and at once where a save in the background has failed."""
@@ -123,7 +111,7 @@ class SaveEvery(Every):
 
     def due(self, step: int, last: int) -> bool:
         # of several processes each knows of its own failures alone: they meet at the next save
-        failed = self._saver.checkpoints.has_failed and jax.process_count() == 1
+        failed = self._saver.checkpoints.has_failed and peers.joined() == 1
         return failed or super().due(step, last)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jaxdp import hlo
+from jaxdp import hlo, peers
 from jaxdp.assemble import Job
 from jaxdp.checkpoints import Checkpoints
 from jaxdp.collectives.tuning import Choice
@@ -68,13 +68,14 @@ class Session:
         self._warn(lines)
         return state
 
-    def fit(self, state: TrainState, should_stop: Callable[[], bool]) -> FitResult:
+    def fit(
+        self,
+        state: TrainState,
+        should_stop: Callable[[], bool],
+        stop_at: Callable[[int], bool],
+    ) -> FitResult:
         """Trains from `state` to the last step."""
         config, job, first = self.config, self.job, int(state.step)
-
-        def stop() -> bool:
-            self._ending = self._ending or should_stop()
-            return self._ending
 
         self.log = self._open_log(first)
         self._saving = SaveEvery(self.saver, first_interval(config), self._save)
@@ -94,7 +95,8 @@ class Session:
                 log=Every(config.log.every, self._log),
                 guard=self.guard,
                 on_compiled=lambda compiled, seconds: self._begin(state, compiled, seconds),
-                should_stop=stop,
+                should_stop=lambda: self._note(should_stop()),
+                stop_at=lambda step: self._note(stop_at(step)),
             )
         finally:
             self.log.close()
@@ -104,7 +106,7 @@ class Session:
         dataset, config = self.job.dataset, self.config
         language = dataset.task == "language"
         return RunLog(
-            self.out,
+            self.out if peers.is_first() else None,
             self.reporter,
             steps=config.steps,
             devices=self.job.mesh.size,
@@ -113,6 +115,10 @@ class Session:
             resumed_step=first,
             tensorboard=config.log.tensorboard,
         )
+
+    def _note(self, ending: bool) -> bool:
+        self._ending = self._ending or ending
+        return ending
 
     def _evaluate(self, step: int, state: TrainState) -> dict[str, float]:
         with self.clock.on("evaluation"):
@@ -152,7 +158,7 @@ class Session:
             self.checkpoints.wait()
         except StorageError as error:  # those before it are there
             self._warn([str(error)])
-        steps = self.checkpoints.steps()
+        steps = peers.from_first(self.checkpoints.steps)
         if not any(at_most is None or step <= at_most for step in steps):
             return None
         state, _, lines = self.checkpoints.restore(like, at_most)
@@ -166,6 +172,8 @@ class Session:
 
     def _begin(self, state: TrainState, compiled: CompiledStep, seconds: float) -> None:
         """Writes the run's files.  Before, a mistake of the user could still come to light."""
+        if not peers.is_first():
+            return
         config = self.config.model_copy(update={"out": str(self.out), "resume": False})
         write_atomically(self.out / "config.yaml", to_yaml(config))
         self.clock.seconds["compiling"] = seconds
