@@ -90,6 +90,7 @@ def job(work, strategies, tmp_path_factory):
             for name, keys in strategies.items()
         ),
         ["odd", "train", {"keys": keys_of(folder, "odd", devices=3)}],
+        ["data", "other_data", {"keys": keys_of(folder, "data")}],
         ["start", "other_start", {"keys": BASE}],
         ["parts", "own_stream", {"keys": BASE, "size": 24}],
     )
@@ -147,6 +148,7 @@ def test_mistakes_are_found_by_all(job):
     expected = {
         "again": f"out: {folder / 'nan'} holds a run; go on with it by --resume, or choose",
         "odd": "devices: 3 cannot be spread over 2 processes; expected a multiple of 2",
+        "data": "data: the training data of process 1 are not those of process 0",
         "start": "processes start from different states: params/logits/bias on all 4 replicas",
         "parts": "batches: the batch of step 0 in process 1 is not that of process 0; expected",
     }
