@@ -1,4 +1,4 @@
-"""What a run must have in common with the one it goes on with, and its processes with each other."""
+"""What a run shares with the one that it goes on with, and its processes with each other."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
