@@ -162,7 +162,9 @@ def test_c2_c11_stopped_and_resumed_on_two_one_and_two_processes(
 ):
     """Two processes are asked to stop by a signal to one; another run goes on here in between."""
     folder, found = job
-    long = keys_of(tmp_path, "asked", devices=2, steps=6000, checkpoint__every=50)
+    # a request is noticed within a second: some hundred steps, whose rows and saves would take time
+    rare = {"devices": 2, "checkpoint__every": 100, "eval__every": 0, "log__every": 10}
+    long = keys_of(tmp_path, "asked", **rare, steps=20_000)
     argv = [f"--{key}={value}" for key, value in long.items()]
     asked = start_processes("-m", "jaxdp.train", *argv)
     asked.wait_until(lambda: (tmp_path / "asked" / "metrics.jsonl").exists())
@@ -177,11 +179,10 @@ def test_c2_c11_stopped_and_resumed_on_two_one_and_two_processes(
 
     half = keys_of(folder, "two", devices=2, resume=True)
     assert found["two"][0]["stopped"]
-    assert here(half, stop=4)["params_digest"] == found["two"][0]["params_digest"]
     between = here(half, stop=6)
     assert (between["steps"], between["stopped"]) == (6, True)
 
-    more = {"devices": 2, "steps": stopped["steps"] + 5}
+    more = rare | {"steps": stopped["steps"] + 5}
     resumed = work(
         tmp_path,
         ["asked", "train", {"keys": keys_of(tmp_path, "asked", **more, resume=True)}],
