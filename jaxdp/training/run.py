@@ -19,7 +19,13 @@ from jaxdp.report.record import Stopwatch, write_failure, write_report
 from jaxdp.report.runfolder import check_run_folder, write_json
 from jaxdp.training.holding import check_not_held, held_folder
 from jaxdp.training.introduction import introduction
-from jaxdp.training.resuming import Meta, check_unchanged, kept_settings, told_form
+from jaxdp.training.resuming import (
+    Meta,
+    check_same_data,
+    check_unchanged,
+    kept_settings,
+    told_form,
+)
 from jaxdp.training.saving import Saver, keep_rules
 from jaxdp.training.session import Session
 from jaxdp.training.summary import complete, summarize
@@ -106,6 +112,7 @@ def _prepare(config: Config, resuming: bool) -> tuple[Job, Choice]:
     if resuming:  # what it began with is not asked for again
         config = config.model_copy(update={"init_from": None})
     dataset = load_data(config)
+    check_same_data(dataset.facts)
     check_names(config, dataset)
     devices = use_devices(config.devices)
     if mistakes := check_devices(config, len(devices)):
