@@ -52,6 +52,7 @@ DEFAULTS = {
     "sync.logical_shards": None,
     "checkpoint.every": 0,
     "checkpoint.keep": 3,
+    "checkpoint.verify": "fast",
     "eval.every": 0,
     "eval.batch": None,
     "log.every": 10,
