@@ -297,12 +297,12 @@ def test_a_mistake_found_late_leaves_no_folder(tmp_path):
 def test_l4_training_goes_on_without_a_log(tmp_path, monkeypatch):
     from jaxdp.report import runfolder
 
-    real = runfolder.os.open
+    really = runfolder.os.open
 
     def full(path, *args):
-        if Path(path).name == "metrics.jsonl":
+        if str(path).endswith("metrics.jsonl"):
             raise OSError(28, "No space left on device")
-        return real(path, *args)
+        return really(path, *args)
 
     reporter = Lines()
     monkeypatch.setattr(runfolder.os, "open", full)

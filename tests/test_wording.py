@@ -13,6 +13,8 @@ from jaxdp.wording import counted
         (1, "microbatch", "1 microbatch"),
         (2, "microbatch", "2 microbatches"),
         (3, "process", "3 processes"),
+        (1, "leaf", "1 leaf"),
+        (2, "leaf", "2 leaves"),
     ],
 )
 def test_counted(n, noun, words):

@@ -73,7 +73,7 @@ def entries(folder: Path, names: Iterable[str]) -> dict[str, FileEntry]:
 def check(folder: Path, expected: dict[str, FileEntry], digests: bool = True) -> None:
     """Holds the files below `folder` against what they have to be.
 
-    Files that are not expected do no harm: nothing reads them.
+    Other files are left alone: people and systems leave some.
 
     Args:
       folder: of a checkpoint.

@@ -1,10 +1,11 @@
 """Checkpoints for people: which there are, whether they verify, what they hold.  Needs no JAX."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from jaxdp.checkpoints import files, manifest
 from jaxdp.checkpoints.files import DamageError
@@ -25,7 +26,7 @@ class Finding:
       step: its number.
       held: its manifest, where that can be read.
       damage: what is wrong, where something is.
-      strangers: files in its folder that it does not hold; nothing reads them.
+      strangers: files in its folder that it does not hold.
     """
 
     step: int
@@ -73,10 +74,10 @@ def look(folder: Path, step: int, digests: bool) -> Finding:
     try:
         held = manifest.read(at)
         files.check(at, held.files, digests)
-        strangers = set(manifest.payload(at)) - held.files.keys()
+        strangers = manifest.strangers(at, held)
     except DamageError as damage:
         return Finding(step, held, str(damage))
-    return Finding(step, held, None, tuple(sorted(strangers)))
+    return Finding(step, held, None, tuple(strangers))
 
 
 def manifest_of(folder: Path, step: int) -> Manifest:
@@ -110,7 +111,7 @@ def verdict(one: Finding) -> str:
         return f"step {one.step}: damaged: {one.damage}"
     what = f"{counted(len(one.held.files), 'file')}, {format_bytes(one.held.bytes)}"
     if one.strangers:
-        what += f"; not of it, and read by nothing: {', '.join(one.strangers[:3])}"
+        what += f"; added since: {', '.join(one.strangers[:3])}"
         what += f" and {len(one.strangers) - 3} more" * (len(one.strangers) > 3)
     return f"step {one.step}: verified, {what}"
 
@@ -119,13 +120,10 @@ def describe(held: Manifest) -> list[str]:
     """`show`: what a manifest says, the leaves apart."""
     facts, run = held.facts, held.run
     versions = ", ".join(f"{name} {v}" for name, v in facts.get("versions", {}).items())
-    lines = [
-        f"step {held.step}, saved at {facts.get('saved_at', 'an unknown time')} on "
-        f"{counted(facts.get('devices', 0), 'device')} of "
-        f"{counted(facts.get('processes', 0), 'process')}",
-        f"{counted(len(held.files), 'file')}, {format_bytes(held.bytes)}",
-        f"with {versions or 'unknown versions'}",
-    ]
+    lines = [f"step {held.step}, {_origin(facts)}"]
+    lines.append(f"{counted(len(held.files), 'file')}, {format_bytes(held.bytes)}")
+    if versions:
+        lines.append(f"with {versions}")
     if slots := facts.get("sync_slots"):
         lines.append(f"sync_state of {counted(slots, 'device')}, each its own")
     if scale := facts.get("loss_scale"):
@@ -139,6 +137,16 @@ def describe(held: Manifest) -> list[str]:
     if digest := run.get("settings_digest"):
         lines.append(f"settings {digest[:16]} ({counted(len(settings), 'key')})")
     return lines
+
+
+def _origin(facts: Mapping[str, Any]) -> str:
+    if "adopted_at" in facts:
+        return f"taken over from a version before manifests at {facts['adopted_at']}"
+    devices, processes = facts.get("devices", 0), facts.get("processes", 0)
+    return (
+        f"saved at {facts.get('saved_at', 'an unknown time')} on {counted(devices, 'device')} of "
+        f"{counted(processes, 'process')}"
+    )
 
 
 def leaf_lines(held: Manifest, norms: dict[str, float] | None = None) -> list[str]:

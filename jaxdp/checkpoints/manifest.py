@@ -74,6 +74,11 @@ def payload(folder: Path) -> list[str]:
     return [name for name in sizes(folder) if name != NAME and Path(name).name not in _MARKERS]
 
 
+def strangers(folder: Path, manifest: Manifest) -> list[str]:
+    """Files in a step's folder that it does not hold."""
+    return sorted(set(payload(folder)) - manifest.files.keys())
+
+
 def write(folder: Path, manifest: Manifest) -> None:
     """Writes the manifest of a step into its folder; it is on the disk when this returns."""
     body = {

@@ -1,6 +1,6 @@
 """A step read back: verified before Orbax reads it, and again when its arrays are there."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 from jaxdp.checkpoints import engine, files, leaves, manifest
 from jaxdp.checkpoints.agreement import any_process
 from jaxdp.checkpoints.files import DamageError
-from jaxdp.checkpoints.manifest import LeafEntry, Manifest
+from jaxdp.checkpoints.manifest import LeafEntry, Manifest, strangers
 from jaxdp.mesh import place
 from jaxdp.state import SavedForm, TrainState
 from jaxdp.trees import named_leaves
@@ -48,7 +48,7 @@ def restore_step(folder: Path, like: TrainState, form: SavedForm) -> tuple[Train
     """
     damage = None
     if jax.process_index() == 0:  # the files are the same for all
-        damage = _damage(lambda: verified(folder))
+        damage = _damage(lambda: files.check(folder, manifest.read(folder).files))
     _agree(damage)
     held, kept = manifest.read(folder), form.like(like)
     before = _other_slots(held.leaves, like) if form.respread else None
@@ -60,7 +60,7 @@ def restore_step(folder: Path, like: TrainState, form: SavedForm) -> tuple[Train
             lambda x: np.empty((before, *x.shape[1:]), x.dtype), like.sync_state
         )
     leaves.check_wanted(held.step, held.leaves, target)
-    restored = _read(folder, target, held.leaves)
+    restored = _read(folder, target, held)
     found = TrainState(**restored)
     if before is not None and (rule := form.respread):
         devices = len(jax.tree.leaves(like.sync_state)[0])
@@ -69,19 +69,24 @@ def restore_step(folder: Path, like: TrainState, form: SavedForm) -> tuple[Train
     return form.restored(found, like), held
 
 
-def _read(folder: Path, target: PyTree, saved: Mapping[str, LeafEntry]) -> dict[str, Any]:
+def _read(folder: Path, target: PyTree, held: Manifest) -> dict[str, Any]:
     restored: dict[str, Any] = {}
 
     def read() -> None:
-        restored.update(engine.restore(folder, target))
+        try:
+            restored.update(engine.restore(folder, target))
+        except DamageError as damage:  # Orbax takes files of some names for older formats
+            added = strangers(folder, held)
+            hint = f" ({added[0]} was added, and may be why)" if added else ""
+            raise DamageError(f"{damage}{hint}") from damage
 
     _agree(_damage(read))
     found = leaves.leaf_table(restored)  # a program of all processes: outside of what may fail
-    _agree(_damage(lambda: leaves.check_same(saved, found)))
+    _agree(_damage(lambda: leaves.check_same(held.leaves, found)))
     return restored
 
 
-def _damage(look: Any) -> DamageError | None:
+def _damage(look: Callable[[], None]) -> DamageError | None:
     try:
         look()
     except DamageError as damage:

@@ -1,7 +1,7 @@
 """The checkpoints of a run: saved whole, trusted when they verify."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -12,7 +12,7 @@ import jax
 
 import jaxdp
 from jaxdp.checkpoints import engine, files, folders, leaves, manifest
-from jaxdp.checkpoints.agreement import any_process, of_the_first
+from jaxdp.checkpoints.agreement import any_process, of_the_first, the_first_does
 from jaxdp.checkpoints.files import DamageError
 from jaxdp.checkpoints.manifest import Manifest
 from jaxdp.checkpoints.restoring import restore_step, verified
@@ -186,17 +186,21 @@ class Checkpoints:
                 damaged[step] = f"checkpoint {step} is damaged: {damage}"
             else:
                 self._current = step
-                if self._verify == "thorough":
-                    damaged |= self._damaged_before(step)
-                # only now: where none can be read, the fault may be the machine's
-                return state, held.run, self._move_aside(damaged, abandoned)
+                break
+        else:
+            raise self._nothing_to_trust(damaged)
+        # only now: where none can be read, the fault may be the machine's
+        lines = the_first_does(lambda: self._tidy_up(step, damaged, abandoned), [])
+        return state, held.run, lines
+
+    def _nothing_to_trust(self, damaged: Mapping[int, str]) -> StorageError:
         lines = [*damaged.values(), f"{self.folder}: no checkpoint that can be trusted"]
         if damaged and not any(manifest.is_there(self.folder / str(s)) for s in damaged):
             lines.append(
                 "checkpoints of versions before manifests can be taken over: python -m "
                 "jaxdp.checkpoint adopt RUN"
             )
-        raise StorageError(*lines)
+        return StorageError(*lines)
 
     def _newest_first(self, without: Collection[int]) -> Iterator[int]:
         """The steps that are there, the same on all processes: as the first of them sees them."""
@@ -204,19 +208,13 @@ class Checkpoints:
         while (step := of_the_first(there.pop() if there else -1)) >= 0:
             yield step
 
-    def _damaged_before(self, step: int) -> dict[int, str]:
-        """What can be seen of the files of older steps."""
-        found = {}
-        for old in (old for old in self.steps() if old < step):
-            try:
-                verified(self.folder / str(old))
-            except DamageError as damage:
-                found[old] = f"checkpoint {old} is damaged: {damage}"
-        return found
-
-    def _move_aside(self, damaged: Mapping[int, str], abandoned: Sequence[int]) -> list[str]:
-        if not _is_first():
-            return []
+    def _tidy_up(
+        self, restored: int, damaged: Mapping[int, str], abandoned: Sequence[int]
+    ) -> list[str]:
+        """Moves steps aside, and says so; if told to be thorough, damaged older ones too."""
+        older = [step for step in self.steps() if step < restored]
+        if self._verify == "thorough":
+            damaged = {**damaged, **self._damaged_among(older)}
 
         def moved(step: int, where: str) -> str:
             try:
@@ -229,6 +227,16 @@ class Checkpoints:
         lines = [f"{line}; {moved(step, 'damaged')}" for step, line in damaged.items()]
         return lines + [f"checkpoint {step} {moved(step, 'abandoned')}" for step in abandoned]
 
+    def _damaged_among(self, steps: Iterable[int]) -> dict[int, str]:
+        """What can be seen of the files of steps that are not restored."""
+        found = {}
+        for step in steps:
+            try:
+                verified(self.folder / str(step))
+            except DamageError as damage:
+                found[step] = f"checkpoint {step} is damaged: {damage}"
+        return found
+
 
 def _is_first() -> bool:
     return jax.process_index() == 0
@@ -237,9 +245,10 @@ def _is_first() -> bool:
 def _facts(snapshot: dict[str, Any]) -> dict[str, Any]:
     """When, by what and on what this was saved, and numbers worth seeing without the arrays."""
     slots = [leaf.shape[0] for leaf in jax.tree.leaves(snapshot["sync_state"]) if leaf.ndim]
+    arrays = [leaf for leaf in jax.tree.leaves(snapshot) if isinstance(leaf, jax.Array)]
     return {
         "saved_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "devices": len(snapshot["step"].sharding.device_set),
+        "devices": max((len(leaf.sharding.device_set) for leaf in arrays), default=0),
         "processes": jax.process_count(),
         "sync_slots": max(slots, default=0),  # devices that have a part of sync_state of their own
         "loss_scale": {name: float(x) for name, x in named_leaves(snapshot["loss_scale"])},
