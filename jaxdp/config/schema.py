@@ -126,7 +126,7 @@ class Checkpoint(Section):
     every: Literal["auto"] | CountOrZero = Field(
         default=0,
         description="steps between saves; 0: only at the end; auto: as often as costs the least "
-        "time, by the first save's measured cost and checkpoint.mean_time_to_failure",
+        "time, by what a save is measured to cost and checkpoint.mean_time_to_failure",
     )
     keep: Count = Field(default=3, description="number of newest checkpoints that are kept")
     keep_best: Literal["loss", "accuracy"] | None = Field(
