@@ -50,27 +50,33 @@ class Writer:
         """
         self.wait()
         args = ocp.args.Composite(state=ocp.args.StandardSave(tree))
-        partial = partial_folder(self._folder, step)
+        self._remove_leftovers(step)  # of an attempt that was interrupted
         try:
-            self._orbax.save(partial, args=args)
+            self._orbax.save(partial_folder(self._folder, step), args=args)
         except Exception as error:
             raise self._given_up(step, error) from error
         self._thread = threading.Thread(
-            target=self._finish, args=(step, complete), name=f"checkpoint {step}"
+            target=self._finish,
+            args=(step, complete, bool(jax.config.read("jax_enable_x64"))),
+            name=f"checkpoint {step}",
         )
         self._thread.start()
 
-    def _finish(self, step: int, complete: Callable[[Path], None]) -> None:
+    def _finish(self, step: int, complete: Callable[[Path], None], x64: bool) -> None:
         try:
             self._orbax.wait_until_finished()
-            complete(partial_folder(self._folder, step))
+            with jax.enable_x64(x64):  # may have been set for the caller's thread alone
+                complete(partial_folder(self._folder, step))
         except BaseException as error:
             self._failure = self._given_up(step, error)
 
     def _given_up(self, step: int, error: BaseException) -> StorageError:
+        self._remove_leftovers(step)
+        return error if isinstance(error, StorageError) else not_saved(self._folder, error)
+
+    def _remove_leftovers(self, step: int) -> None:
         if jax.process_index() == 0:
             remove_leftovers(self._folder, step)
-        return error if isinstance(error, StorageError) else not_saved(self._folder, error)
 
     def check(self) -> None:
         """Raises StorageError if a save has failed; waits for nothing."""

@@ -215,6 +215,17 @@ def test_thorough_reads_back_and_looks_at_all(saved, state_of, tmp_path, monkeyp
     assert folders.steps_in(tmp_path / "c") == [1, 3, 4]
 
 
+def test_double_precision_of_one_thread_is_that_of_its_saves(state_of, rng, tmp_path):
+    with jax.enable_x64(True):
+        values = {"w": rng.normal(size=leaves._HASHED_ON_HOST_BYTES // 8 + 1)}
+        state = replicate(jaxdp.data_mesh(jax.devices()[:1]), state_of(1)._replace(params=values))
+        with Checkpoints(tmp_path / "c") as checkpoints:
+            checkpoints.save(1, state)
+            found, _, lines = checkpoints.restore(state)
+        assert lines == []
+        assert_same(found.params, values)
+
+
 def test_two_leaves_of_one_path_are_refused(state_of, tmp_path):
     one = np.zeros(1)
     state = state_of(1)._replace(params={"a": {"b": one}, "a/b": one})
