@@ -1,0 +1,1 @@
+"""What keeps many processes going: started, watched, ended and restarted.  Free of JAX."""
