@@ -1,1 +1,4 @@
-"""What keeps many processes going: started, watched, ended and restarted.  Free of JAX."""
+"""Many processes: started, joined, watched, ended and restarted.
+
+What the launcher uses of it imports no JAX.
+"""
