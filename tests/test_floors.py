@@ -29,11 +29,11 @@ FLOORS = [
     },
     {"gradients", "steps"},
     {"checkpoints", "evaluation", "guard"},
-    {"loop", "report"},
+    {"loop", "report", "runtime"},
     {"assemble"},
     {"comparison", "choosing"},
     {"training", "checking"},
-    {"train", "compare", "check"},
+    {"train", "compare", "check", "launch"},
 ]
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
 PROGRAMS = FLOORS[-1]
@@ -87,7 +87,8 @@ def test_every_public_name_is_there():
 
 
 @pytest.mark.parametrize(
-    "module", ["jaxdp", "jaxdp.config", "jaxdp.train", "jaxdp.compare", "jaxdp.check"]
+    "module",
+    ["jaxdp", "jaxdp.config", "jaxdp.train", "jaxdp.compare", "jaxdp.check", "jaxdp.launch"],
 )
 def test_no_jax_before_it_is_needed(module):
     code = f"import sys, {module}; sys.exit('jax' in sys.modules)"
