@@ -79,7 +79,7 @@ def act(action, step):
             beat(SAVE, step)
             time.sleep(1.5)
         case "talk":
-            for i in range(200_000):
+            for i in range(50_000):
                 print(f"{RANK} says line {i}")
         case _:
             os._exit(int(action))

@@ -162,7 +162,7 @@ def test_a_request_to_one_rank_is_one_to_the_job(launch, word):
 
 def test_p8_slow_but_alive_is_left_alone(launch):
     """A save of 1.5 s of rank 0, while the others wait for it longer than a step may take."""
-    job = launch((*FAST, "--step-deadline", 1, "--save-deadline", 30), 60, "0:3:nap", "1:3:nap")
+    job = launch((*FAST, "--step-deadline", 1, "--save-deadline", 30), 5, "0:3:nap", "1:3:nap")
     code, _, err = job.end()
     assert (code, err) == (0, "")
 
