@@ -212,6 +212,8 @@ class _Run:
         control = self._world.control
         details = "\n".join(stacks(control, self._world.ranks, stuck.rank))
         line = describe(stuck, stopped)
+        if self._world.size > self._world.local:
+            line += "; or it waits for a rank of another host"
         self._told = Told(stuck.rank, Exit.PEER, line, details, stuck.phase, stuck.step)
         self._kill_at = 0.0
 

@@ -39,6 +39,7 @@ class World(NamedTuple):
       control: the folder of heartbeats and errors.
       attempt: 0 at first, and one more after each restart.
       cores: of each local process; empty leaves them to the system.
+      devices: accelerators of each local process; empty leaves them to JAX.
     """
 
     size: int
@@ -49,6 +50,7 @@ class World(NamedTuple):
     control: Path
     attempt: int
     cores: tuple[tuple[int, ...], ...] = ()
+    devices: tuple[tuple[int, ...], ...] = ()
 
     @property
     def ranks(self) -> range:
@@ -85,19 +87,21 @@ def environment(base: Mapping[str, str], world: World, rank: int, mark: str) -> 
             given["JAXDP_COORDINATOR_BIND"] = world.bind
     if world.cores:
         given["JAXDP_CORES"] = ",".join(map(str, world.cores[local]))
+    if world.devices:
+        given["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, world.devices[local]))
     return given
 
 
-def shares(cores: Sequence[int], processes: int) -> tuple[tuple[int, ...], ...]:
-    """Neighbouring cores for each process, as many for each; () where there are too few.
+def shares(numbers: Sequence[int], processes: int) -> tuple[tuple[int, ...], ...]:
+    """Neighbouring cores, or devices, for each process, as many for each; () if there are too few.
 
     >>> shares([0, 1, 4, 5, 6], 2)
     ((0, 1), (4, 5))
     """
-    each = len(cores) // processes
+    each = len(numbers) // processes
     if each == 0:
         return ()
-    return tuple(tuple(cores[each * i : each * (i + 1)]) for i in range(processes))
+    return tuple(tuple(numbers[each * i : each * (i + 1)]) for i in range(processes))
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -65,7 +65,8 @@ def first_failure(deaths: Sequence[Death], written: Mapping[int, Failure]) -> De
     """The failure that was the reason for the others.
 
     A rank that failed of itself comes before those that lost a peer; among them, the earliest by
-    what they wrote, or by when they were seen to have ended.
+    what they wrote, or by when they were seen to have ended.  What a rank wrote counts also if it
+    was killed before it had left.
     """
 
     def order(death: Death) -> tuple[bool, float]:
@@ -74,7 +75,8 @@ def first_failure(deaths: Sequence[Death], written: Mapping[int, Failure]) -> De
             return death.code == Exit.PEER, death.time
         return failure.cause == "peer", failure.time
 
-    return min(filter(is_failure, deaths), key=order, default=None)
+    failed = (death for death in deaths if death.rank in written or is_failure(death))
+    return min(failed, key=order, default=None)
 
 
 def tell(
@@ -88,7 +90,7 @@ def tell(
       tail: the last lines of its error stream.
       place: phase and step of its last heartbeat.
     """
-    code = exit_status(death.code)
+    code = written.code if written else exit_status(death.code)
     if code == Exit.USER and (mistake := written.message if written else tail):
         return Told(death.rank, code, mistake.strip(), "", *place)
     if written is None:

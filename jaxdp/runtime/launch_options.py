@@ -50,8 +50,7 @@ class LaunchOptions:
       nproc: processes of each host.
       nnodes, node_rank: hosts, and which of them this is.
       coordinator: HOST:PORT; None is a free port of this host's loopback.
-      coordinator_bind: the address at which rank 0 listens; None is loopback on one host, else the
-        coordinator's.
+      coordinator_bind: the address at which rank 0 listens; None is the coordinator's.
       max_restarts: restarts without progress in between.
       min_nproc: as few processes as this may go on; None is never fewer.
       grace_s: from the request to end until SIGKILL.
@@ -161,7 +160,7 @@ def _add_places(group: Any) -> None:
     add("--coordinator", metavar="HOST:PORT",
         help="where the ranks meet, on host 0 (default: a free port of loopback)")  # fmt: skip
     add("--coordinator-bind", metavar="ADDRESS",
-        help="at which address it listens (default: loopback on one host, else HOST)")  # fmt: skip
+        help="at which address it listens (default: that of HOST)")  # fmt: skip
     add("--pin", choices=["auto", "on", "off"], default="auto",
         help="each process to its share of the cores; auto: where it computes on CPU")  # fmt: skip
     add("--log-dir", metavar="DIR", help="keep every rank's lines in DIR/attempt-K/rank-R.log")

@@ -7,7 +7,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from jaxdp.errors import Exit, UserError
@@ -15,12 +15,14 @@ from jaxdp.runtime.attempt import Ending, Job, run_attempt
 from jaxdp.runtime.children import Janitor, World, free_port, shares
 from jaxdp.runtime.launch_options import LaunchOptions
 from jaxdp.runtime.output import Output
+from jaxdp.runtime.phases import EVALUATION, SAVE, STEP
 from jaxdp.runtime.requests import Requests, noted_requests
 from jaxdp.runtime.restarting import FINAL, End, History, Rules, decide
 
 TRAINER = "jaxdp.train"
 _LOOPBACK = "127.0.0.1"
 _ACCELERATORS = ("nvidiactl", "kfd", "accel0", "vfio")  # in /dev: GPUs of two makers, TPUs
+_CHOSEN = {"CUDA_VISIBLE_DEVICES", "JAX_CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS"}
 
 
 def launch(options: LaunchOptions) -> int:
@@ -116,7 +118,16 @@ def _job(options: LaunchOptions, attempt: int, beats: bool, mark: str) -> Job:
         arguments = resuming(arguments, attempt)
     command = [sys.executable, "-m", options.module, *arguments]
     logs = options.log_dir is not None
-    return Job(command, beats, options.deadlines, options.grace_s, mark, logs)
+    deadlines = options.deadlines
+    if options.nnodes > 1:
+        deadlines = deadlines_of_several_hosts(deadlines)
+    return Job(command, beats, deadlines, options.grace_s, mark, logs)
+
+
+def deadlines_of_several_hosts(deadlines: Mapping[str, float]) -> dict[str, float]:
+    """A rank may wait in a step for one of another host that saves, which is not seen from here."""
+    waiting = (STEP, EVALUATION, SAVE)
+    return dict(deadlines) | dict.fromkeys(waiting, max(deadlines[phase] for phase in waiting))
 
 
 def resuming(arguments: Sequence[str], attempt: int) -> list[str]:
@@ -139,9 +150,8 @@ def resuming(arguments: Sequence[str], attempt: int) -> list[str]:
 
 def _world(options: LaunchOptions, nproc: int, control: Path, attempt: int) -> World:
     address = options.coordinator or f"{_LOOPBACK}:{free_port(_LOOPBACK)}"
-    bind = options.coordinator_bind
-    if bind is None:
-        bind = _LOOPBACK if options.nnodes == 1 else address.rpartition(":")[0]
+    # on several hosts, the one that the coordinator's name stands for
+    bind = options.coordinator_bind or (_LOOPBACK if options.coordinator is None else None)
     return World(
         size=nproc * options.nnodes,
         first=nproc * options.node_rank,
@@ -151,6 +161,7 @@ def _world(options: LaunchOptions, nproc: int, control: Path, attempt: int) -> W
         control=control,
         attempt=attempt,
         cores=_cores(options.pin, nproc),
+        devices=_devices(nproc),
     )
 
 
@@ -158,16 +169,22 @@ def _cores(pin: str, nproc: int) -> tuple[tuple[int, ...], ...]:
     """The cores of each process: XLA sizes its thread pools by them, and pools on all fight."""
     if pin == "off" or not hasattr(os, "sched_getaffinity"):
         return ()
-    if pin == "auto" and (nproc == 1 or _uses_accelerators()):
+    if pin == "auto" and (nproc == 1 or not _computes_on_cpu()):
         return ()
     return shares(sorted(os.sched_getaffinity(0)), nproc)
 
 
-def _uses_accelerators() -> bool:
-    platforms = os.environ.get("JAX_PLATFORMS", "")
-    if platforms:
-        return platforms.split(",")[0] != "cpu"
-    return any(os.path.exists(f"/dev/{name}") for name in _ACCELERATORS)
+def _devices(nproc: int) -> tuple[tuple[int, ...], ...]:
+    """Each process's share of NVIDIA's GPUs, all of which JAX would take in each, unless chosen."""
+    if nproc == 1 or _CHOSEN & os.environ.keys() or _computes_on_cpu():
+        return ()
+    return shares(range(len(list(Path("/dev").glob("nvidia[0-9]*")))), nproc)
+
+
+def _computes_on_cpu() -> bool:
+    if platforms := os.environ.get("JAX_PLATFORMS"):
+        return platforms.split(",")[0] == "cpu"
+    return not any(os.path.exists(f"/dev/{name}") for name in _ACCELERATORS)
 
 
 @contextlib.contextmanager

@@ -33,6 +33,14 @@ def test_of_several_the_earliest_by_what_they_wrote():
     assert first_failure(deaths, written).rank == 1
 
 
+def test_what_a_rank_wrote_counts_though_it_was_killed_before_it_left():
+    deaths = [Death(0, -9, 2.0, ours=True), Death(1, 6, 1.0)]
+    written = {0: replace(WRITTEN, code=4), 1: replace(WRITTEN, rank=1, code=6, cause="peer")}
+    first = first_failure(deaths, written)
+    assert first.rank == 0
+    assert tell(first, written[0], "", (None, None)).code == 4
+
+
 def test_only_victims():
     assert first_failure([Death(0, 6, 2.0), Death(1, 6, 1.0)], {}).rank == 1
     assert first_failure([Death(0, 0, 2.0), Death(1, 75, 1.0)], {}) is None

@@ -7,7 +7,7 @@ import pytest
 from jaxdp import launch
 from jaxdp.errors import UserError
 from jaxdp.runtime.launch_options import parse_options
-from jaxdp.runtime.launcher import resuming
+from jaxdp.runtime.launcher import deadlines_of_several_hosts, resuming
 
 RUN = ["-m", "jaxdp.train"]
 TWO = ["--nnodes", "2", "--coordinator", "h:1234", "--node-rank"]
@@ -101,3 +101,10 @@ def test_a_module_is_looked_for_without_importing_its_package(tmp_path, monkeypa
 )
 def test_the_trainer_resumes(given, attempt, expected):
     assert resuming(given, attempt) == expected
+
+
+def test_on_several_hosts_a_step_may_last_as_long_as_anothers_save(rng):
+    found = parse_options([*TWO, "1", "--step-deadline", "5", "--save-deadline", "9",
+                           "--evaluation-deadline", "7", "--start-deadline", "3", *RUN])  # fmt: skip
+    several = deadlines_of_several_hosts(found.deadlines)
+    assert [several[phase] for phase in ("step", "save", "evaluation", "start")] == [9, 9, 9, 3]

@@ -16,7 +16,7 @@ def beat(rank, phase, step, number=1):
 
 def watcher(*beats, at=0.0, beating=True):
     found = Watcher(range(len(beats)), DEADLINES, beating, at)
-    look(found, *beats, at=at)
+    found.look(dict(enumerate(beats)), range(len(beats)), at)
     return found
 
 
