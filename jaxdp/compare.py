@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from jaxdp.comparison import processes
 from jaxdp.errors import UserError, exit_code, interrupted_at_once
+from jaxdp.runtime.children import check_count
 from jaxdp.sizes import parse_bytes
 
 PROG = "python -m jaxdp.compare"
@@ -151,7 +152,7 @@ def _check(args: argparse.Namespace) -> None:
             lines.append(f"--{option}: there is no folder {os.path.dirname(path)} for {path}")
     if lines:
         raise UserError(*lines)
-    processes.check_count(args.nproc_per_node)
+    check_count(args.nproc_per_node)
     if args.plot:
         from jaxdp.comparison.plot import check_plot
 

@@ -3,13 +3,14 @@
 import contextlib
 import os
 import random
+import secrets
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, Any, NamedTuple
 
 from jaxdp.errors import UserError
 from jaxdp.runtime import reaping
@@ -157,8 +158,15 @@ class Crew:
         self.children: list[Child] = []
         self._mark, self._janitor, self._reaped = mark, janitor, False
 
-    def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str]) -> Child:
-        """Starts a process in a session of its own, its two outputs on pipes, no input.
+    def start(
+        self,
+        rank: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        out: int | IO[Any] | None = subprocess.PIPE,
+        err: int | IO[Any] | None = subprocess.PIPE,
+    ) -> Child:
+        """Starts a process in a session of its own, without input; outputs as `Popen` takes them.
 
         To be called from the main thread: the process ends when the thread that started it does.
         """
@@ -167,8 +175,8 @@ class Crew:
             [sys.executable, "-I", "-S", str(tied), str(os.getpid()), *command],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=out,
+            stderr=err,
             start_new_session=True,
         )
         self._janitor.note("session", process.pid)
@@ -224,6 +232,17 @@ class Janitor:
             assert self._process.stdin is not None
             self._process.stdin.close()
         self._process.wait()
+
+
+@contextlib.contextmanager
+def hired_janitor() -> Iterator[tuple[str, Janitor]]:
+    """Yields a new job's mark, and a janitor who knows it; the block clears up itself."""
+    mark = secrets.token_hex(8)
+    janitor = Janitor(mark)
+    try:
+        yield mark, janitor
+    finally:
+        janitor.dismiss()
 
 
 @contextlib.contextmanager

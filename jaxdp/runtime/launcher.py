@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from jaxdp.errors import Exit, UserError
 from jaxdp.runtime.attempt import Ending, Job, run_attempt
-from jaxdp.runtime.children import Janitor, World, free_port, shares
+from jaxdp.runtime.children import Janitor, World, free_port, hired_janitor, shares
 from jaxdp.runtime.launch_options import LaunchOptions
 from jaxdp.runtime.output import Output
 from jaxdp.runtime.phases import EVALUATION, SAVE, STEP
@@ -34,7 +33,8 @@ def launch(options: LaunchOptions) -> int:
     Raises:
       UserError: the log folder cannot be used.
     """
-    with noted_requests() as requests, _output() as output, _janitor() as (mark, janitor):
+    with noted_requests() as requests, _output() as output, hired_janitor() as hired:
+        mark, janitor = hired
         if options.nnodes > 1 and options.node_rank == 0:
             output.say(
                 f"launch: the coordinator {options.coordinator} asks for no password: let nobody "
@@ -194,16 +194,6 @@ def _output() -> Iterator[Output]:
         yield output
     finally:
         output.close()
-
-
-@contextlib.contextmanager
-def _janitor() -> Iterator[tuple[str, Janitor]]:
-    mark = secrets.token_hex(8)
-    janitor = Janitor(mark)
-    try:
-        yield mark, janitor
-    finally:
-        janitor.dismiss()
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ FAST = ("--nproc", 2, "--pin", "off")
 class Launched:
     """A running `python -m jaxdp.launch`."""
 
-    def __init__(self, folder, options, steps, faults, **more):
+    def __init__(self, folder, options, steps, faults):
         self.folder = folder
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
@@ -30,7 +30,7 @@ class Launched:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "jaxdp.launch", *map(str, options), "-m", "launched_worker",
              str(folder), str(steps), *faults],
-            env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more,
+            env=given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
     def pids(self):
@@ -89,8 +89,8 @@ def launch(tmp_path):
     """(options, steps, *faults) -> a launcher of workers that beat, and do what they are told."""
     with contextlib.ExitStack() as stack:
 
-        def start(options, steps, *faults, **more):
-            found = Launched(tmp_path, options, steps, faults, **more)
+        def start(options, steps, *faults, folder=tmp_path):
+            found = Launched(folder, options, steps, faults)
             stack.callback(found.kill)
             return found
 
@@ -293,6 +293,20 @@ def test_a_reader_that_left_ends_the_job(launch):
     job.process.stdout.close()
     assert job.process.wait(60) == 75
     assert not job.left()
+
+
+def test_two_hosts_have_one_launcher_each(launch, tmp_path):
+    """Here both are this machine; each starts its own ranks, and only host 0 warns."""
+    where = ("--nproc", 2, "--nnodes", 2, "--coordinator", "127.0.0.1:29999", "--node-rank")
+    for node in (0, 1):
+        (tmp_path / str(node)).mkdir()
+    jobs = [launch((*where, node), 2, folder=tmp_path / str(node)) for node in (0, 1)]
+    (code, out, err), (code1, out1, err1) = (job.end() for job in jobs)
+    assert (code, code1) == (0, 0)
+    assert {line[:3] for line in out.splitlines()} == {"[0]", "[1]"}
+    assert {line[:3] for line in out1.splitlines()} == {"[2]", "[3]"}
+    assert err.startswith("launch: the coordinator 127.0.0.1:29999 asks for no password")
+    assert (len(err.splitlines()), err1) == (1, "")
 
 
 def test_the_launcher_imports_no_jax():

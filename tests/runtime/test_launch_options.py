@@ -103,8 +103,8 @@ def test_the_trainer_resumes(given, attempt, expected):
     assert resuming(given, attempt) == expected
 
 
-def test_on_several_hosts_a_step_may_last_as_long_as_anothers_save(rng):
-    found = parse_options([*TWO, "1", "--step-deadline", "5", "--save-deadline", "9",
-                           "--evaluation-deadline", "7", "--start-deadline", "3", *RUN])  # fmt: skip
+def test_on_several_hosts_a_step_may_last_as_long_as_anothers_save():
+    times = ["--step-deadline=5", "--save-deadline=9", "--evaluation-deadline=7"]
+    found = parse_options([*TWO, "1", *times, "--start-deadline=3", *RUN])
     several = deadlines_of_several_hosts(found.deadlines)
     assert [several[phase] for phase in ("step", "save", "evaluation", "start")] == [9, 9, 9, 3]
