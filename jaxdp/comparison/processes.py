@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from jaxdp.errors import Exit
-from jaxdp.runtime.children import Crew, crew, free_port, hired_janitor
+from jaxdp.runtime.children import Crew, cores, crew, free_port, hired_janitor
 from jaxdp.runtime.failing import exit_status
 from jaxdp.runtime.reaping import MARK
 from jaxdp.runtime.requests import Requests, noted_requests
@@ -83,11 +83,10 @@ def run_processes(module: str, argv: Sequence[str], nproc: int) -> int:
 
 def _environments(nproc: int) -> Iterator[dict[str, str]]:
     """What each process is told."""
-    address = f"127.0.0.1:{free_port()}"
-    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    address, here = f"127.0.0.1:{free_port()}", cores()
     for r in range(nproc):
         names = {_RANK: str(r), _SIZE: str(nproc), _ADDRESS: address, "JAX_PLATFORMS": "cpu"}
-        yield names | ({_CORE: str(cores[r % len(cores)])} if cores else {})
+        yield names | ({_CORE: str(here[r % len(here)])} if here else {})
 
 
 def _wait(started: Crew, requests: Requests) -> int:

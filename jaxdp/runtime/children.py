@@ -93,6 +93,11 @@ def environment(base: Mapping[str, str], world: World, rank: int, mark: str) -> 
     return given
 
 
+def cores() -> list[int]:
+    """Those that this process may use; [] where the system does not tell."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
 def shares(numbers: Sequence[int], processes: int) -> tuple[tuple[int, ...], ...]:
     """Neighbouring cores, or devices, for each process, as many for each; () if there are too few.
 
@@ -231,7 +236,11 @@ class Janitor:
         with contextlib.suppress(BrokenPipeError):
             assert self._process.stdin is not None
             self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:  # somebody stopped it
+            self._process.kill()
+            self._process.wait()
 
 
 @contextlib.contextmanager

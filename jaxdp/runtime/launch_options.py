@@ -13,7 +13,7 @@ from pkgutil import iter_modules
 from typing import Any, NoReturn
 
 from jaxdp.errors import UserError
-from jaxdp.runtime.children import check_count
+from jaxdp.runtime.children import check_count, cores
 from jaxdp.runtime.phases import COMPILE, END, EVALUATION, SAVE, START, STEP
 
 PROG = "python -m jaxdp.launch"
@@ -229,10 +229,9 @@ def _check(args: argparse.Namespace) -> None:
     lines = [line for line, broken in rules.items() if broken]
     if args.coordinator is not None and (fault := _address_fault(args.coordinator)):
         lines.append(f"--coordinator: {args.coordinator}: {fault}")
-    if args.pin == "on" and args.nproc_per_node > len(os.sched_getaffinity(0)):
-        cores = len(os.sched_getaffinity(0))
+    if args.pin == "on" and args.nproc_per_node > len(cores()):
         lines.append(
-            f"--pin on: {args.nproc_per_node} processes on {cores} cores; expected one each"
+            f"--pin on: {args.nproc_per_node} processes on {len(cores())} cores; expected one each"
         )
     if fault := _log_dir_fault(args.log_dir):
         lines.append(f"--log-dir: {args.log_dir} {fault}")

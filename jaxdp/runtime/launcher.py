@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jaxdp.errors import Exit, UserError
 from jaxdp.runtime.attempt import Ending, Job, run_attempt
-from jaxdp.runtime.children import Janitor, World, free_port, hired_janitor, shares
+from jaxdp.runtime.children import Janitor, World, cores, free_port, hired_janitor, shares
 from jaxdp.runtime.launch_options import LaunchOptions
 from jaxdp.runtime.output import Output
 from jaxdp.runtime.phases import EVALUATION, SAVE, STEP
@@ -167,11 +167,9 @@ def _world(options: LaunchOptions, nproc: int, control: Path, attempt: int) -> W
 
 def _cores(pin: str, nproc: int) -> tuple[tuple[int, ...], ...]:
     """The cores of each process: XLA sizes its thread pools by them, and pools on all fight."""
-    if pin == "off" or not hasattr(os, "sched_getaffinity"):
+    if pin == "off" or (pin == "auto" and (nproc == 1 or not _computes_on_cpu())):
         return ()
-    if pin == "auto" and (nproc == 1 or not _computes_on_cpu()):
-        return ()
-    return shares(sorted(os.sched_getaffinity(0)), nproc)
+    return shares(cores(), nproc)
 
 
 def _devices(nproc: int) -> tuple[tuple[int, ...], ...]:
