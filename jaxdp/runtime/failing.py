@@ -111,7 +111,7 @@ def _reason(written: Failure) -> str:
     message = written.message.strip()
     first, _, more = message.partition("\n")
     words = first if not more or written.traceback else message
-    return f"{written.kind}: {words}" if written.kind else words
+    return words if words.startswith(written.kind) else f"{written.kind}: {words}"
 
 
 def _how(code: int) -> str:

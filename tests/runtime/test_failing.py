@@ -63,6 +63,8 @@ def test_words():
     told = tell(Death(0, 1, 0.0), WRITTEN, "noise", ("step", 3))
     assert told.line == "rank 0 failed in phase step at step 7: ValueError: bad"
     assert told.details == "Trace.."
+    named = replace(WRITTEN, message="ValueError: bad")
+    assert tell(Death(0, 1, 0.0), named, "", ("step", 3)).line == told.line
     unknown = tell(Death(0, 3, 0.0), None, "", (None, None))
     assert unknown == Told(0, 3, "rank 0 ended with code 3", "", None, None)
     assert "signal 99" in tell(Death(0, -99, 0.0), None, "", (None, None)).line
