@@ -122,4 +122,4 @@ def _ended(program: Callable[[], int]) -> int:
 
 def _discard_output() -> None:
     """What cannot be written goes nowhere, so that it does not fail once more."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno() if sys.stdout else 1)
