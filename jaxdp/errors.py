@@ -60,6 +60,12 @@ class StorageError(JaxdpError):
         super().__init__("\n".join(lines))
 
 
+class PeerError(JaxdpError):
+    """Another process of the job is lost, or never came."""
+
+    code = Exit.PEER
+
+
 def exit_code(program: Callable[[], int]) -> int:
     """Runs a program; every way in which it may end becomes words on stderr and an exit code."""
     code = _ended(program)
