@@ -5,6 +5,7 @@ Without this, JAX waits five minutes for an address that cannot be, and is then 
 
 import contextlib
 import errno
+import hashlib
 import ipaddress
 import os
 import platform
@@ -16,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
+import jaxdp
 from jaxdp.errors import UserError
 from jaxdp.runtime.place import ADDRESS, BIND, COUNT, ID, Place
 
@@ -224,4 +226,13 @@ def versions() -> dict[str, str]:
     for name in ("jax", "jaxlib"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-    return found
+    return found | {"jaxdp": f"{jaxdp.__version__}, source {_source_digest()}"}
+
+
+def _source_digest() -> str:
+    """Of our modules: a host that was not updated has the same version number."""
+    sha = hashlib.sha256()
+    root = Path(jaxdp.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        sha.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return sha.hexdigest()[:12]
