@@ -96,10 +96,14 @@ def _await_coordinator(endpoint: Endpoint) -> None:
 
 
 def _bypass_proxies(host: str) -> None:
-    """gRPC would ask a web proxy for the way to rank 0."""
-    name = "no_grpc_proxy"
-    before = os.environ.get(name) or os.environ.get("no_proxy") or ""
-    os.environ[name] = f"{before},{host}" if before else host
+    """gRPC would ask a web proxy for the way to rank 0; JAX warns that it may hang there."""
+    import jax
+
+    if any("_proxy" in name.lower() for name in os.environ):
+        before = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""
+        os.environ["no_grpc_proxy"] = f"{before},{host}" if before else host
+        with contextlib.suppress(AttributeError):  # not in every version
+            jax.config.update("jax_check_proxy_envs", False)
 
 
 def _keep_standard_output() -> None:
