@@ -97,8 +97,6 @@ def place_of_this_process(environ: Mapping[str, str] = _environ) -> Place | None
                 f"{claim.found_by} runs this job on several hosts, and does not say where rank 0 "
                 f"is; give it with `mpirun -x {ADDRESS}=HOST:PORT`"
             )
-        if claim.size == 1 and len(given) < len(_PLAIN):
-            return None
         return _place(environ, claim.rank, claim.size, address, claim)
     if ID not in given and environ.get(_POD):
         given[ID] = environ[_POD]
@@ -181,6 +179,8 @@ def _open_mpi(environ: Mapping[str, str]) -> _Claim | None:
     if not environ.get("OMPI_COMM_WORLD_SIZE") or not environ.get("OMPI_COMM_WORLD_RANK"):
         return None
     size, rank = _number(environ, "OMPI_COMM_WORLD_SIZE"), _number(environ, "OMPI_COMM_WORLD_RANK")
+    if size < 2:
+        return None
     here = _optional_number(environ, "OMPI_COMM_WORLD_LOCAL_SIZE")
     uri = environ.get("OMPI_MCA_orte_hnp_uri", "")  # until version 4
     job = uri or environ.get("PMIX_NAMESPACE", "")

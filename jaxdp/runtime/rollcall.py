@@ -30,6 +30,7 @@ _TELL_S = 5.0
 _RETRY_S = 0.2
 _CONNECT_S = 5.0
 _SEND_S = 2.0
+_GRACE_S = 10.0
 _PICTURE_S = 3.0  # after the first difference, for the rest to report: then all can be named
 
 Tell = Callable[[str], None]
@@ -62,20 +63,19 @@ def hold_roll(server: socket.socket, own: Report, timeout_s: float, tell: Tell) 
       PeerError: ranks are missing after `timeout_s` seconds.
     """
     with server, _Desk(server, own) as desk:
-        start = told = time.monotonic()
-        deadline = start + timeout_s
+        start = told = agreed = time.monotonic()
         while desk.missing():
             now = time.monotonic()
-            if desk.found:
-                deadline = min(deadline, now + _PICTURE_S)
+            if not desk.differences():
+                agreed = now
+            deadline = start + timeout_s if agreed == now else agreed + _PICTURE_S
             if now >= deadline:
                 break
             if now - told >= _TELL_S:
                 told = now
                 tell(_waiting(desk.missing(), own.size, now - start, timeout_s))
             desk.serve(min(0.5, deadline - now))
-        if desk.found:
-            lines = differences_of(desk.reports())
+        if lines := desk.differences():
             desk.answer({"refused": lines})
             raise AgreedError(*lines)
         if missing := desk.missing():
@@ -102,7 +102,9 @@ def answer_roll(endpoint: Endpoint, own: Report, timeout_s: float, tell: Tell) -
             try:
                 connection = stack.enter_context(_to_rank_0(endpoint, start + timeout_s - now))
                 connection.sendall(line_of(asdict(own)))
-                if answer := _answer(connection, own, start + timeout_s, tell):
+                # it may have come later, and then waits for longer than we would
+                until = time.monotonic() + timeout_s + _GRACE_S
+                if answer := _answer(connection, own, until, tell):
                     roll = _accepted(answer, connection)
                     stack.pop_all()  # it stays open
                     return roll
@@ -128,7 +130,7 @@ class _Desk:
 
     def __init__(self, server: socket.socket, own: Report):
         self.own = own
-        self.found = bool(own.mistakes)  # something for which the job is refused
+        self._suspicious = bool(own.mistakes)
         self._reported: dict[socket.socket, Report] = {}
         self._strangers: dict[socket.socket, tuple[bytearray, float]] = {}
         self._selector = selectors.DefaultSelector()
@@ -147,6 +149,14 @@ class _Desk:
     def reports(self) -> list[Report]:
         """Of all that are here."""
         return [self.own, *self._reported.values()]
+
+    def differences(self) -> list[str]:
+        """What keeps those that are here from training together."""
+        if not self._suspicious:
+            return []
+        lines = differences_of(self.reports())
+        self._suspicious = bool(lines)  # whose it was may have gone
+        return lines
 
     def missing(self) -> list[int]:
         """The ranks that have not reported."""
@@ -204,7 +214,7 @@ class _Desk:
         received += data
         if b"\n" in data and (report := report_of(bytes(received))) is not None:
             del self._strangers[connection]
-            self.found |= self._conflicts(report)
+            self._suspicious |= self._conflicts(report)
             self._reported[connection] = report
         elif not data or b"\n" in data or len(received) > _MOST_BYTES:
             self._forget(connection)
