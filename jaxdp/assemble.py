@@ -175,7 +175,7 @@ def assemble(
         return step.init(*jax.jit(model.init)(key))
 
     def evaluate_heldout(state: TrainState) -> dict[str, float]:
-        batches = eval_batches(dataset.heldout, batch)
-        return evaluate(eval_step, state.params, state.model_state, batches)
+        batches = eval_batches(dataset.heldout, batch, eval_step.rows(batch))
+        return evaluate(eval_step, state.params, state.model_state, batches, own_rows=True)
 
     return Job(dataset, loader, mesh, loss_fn, step, make_step, eval_step, init, evaluate_heldout)

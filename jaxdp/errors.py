@@ -34,6 +34,7 @@ class JaxdpError(Exception):
     """An error whose message is written for the user; `code` is the program's exit code."""
 
     code = Exit.BUG
+    told_by_first = False  # all processes of a job raise it: process 0 tells it for all
 
 
 class UserError(JaxdpError):
@@ -44,6 +45,12 @@ class UserError(JaxdpError):
     def __init__(self, *lines: str):
         super().__init__("\n".join(lines))
         self.lines = lines
+
+
+class AgreedError(UserError):
+    """A mistake that every process of a job knows of."""
+
+    told_by_first = True
 
 
 class NumericsError(JaxdpError):
@@ -140,5 +147,4 @@ def _ended(program: Callable[[], int]) -> int:
 
 def _discard_output() -> None:
     """What cannot be written goes nowhere, so that it does not fail once more."""
-    out = 1 if sys.stdout is None or sys.stdout.closed else sys.stdout.fileno()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), out)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno() if sys.stdout else 1)

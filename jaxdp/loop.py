@@ -15,12 +15,15 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxdp.data import Prefetch, prefetch
-from jaxdp.errors import NumericsError
+from jaxdp import peers
+from jaxdp.data import Loader, Prefetch, prefetch
+from jaxdp.errors import NumericsError, UserError
 from jaxdp.guard import FaultError, Guard
 from jaxdp.mesh import replicate
+from jaxdp.runtime.exchange import compare_leaves, compare_programs
 from jaxdp.state import TrainState
 from jaxdp.steps import CompiledStep, TrainStep
+from jaxdp.trees import digest
 from jaxdp.types import Batch
 from jaxdp.wording import counted
 
@@ -30,7 +33,10 @@ Row = dict[str, Any]
 
 
 class Batches(Protocol):
-    """The data stream: a function of the step."""
+    """The data stream: a function of the step, the same in every process.
+
+    Of a `jaxdp.data.Loader` each process reads its own rows alone.
+    """
 
     def batch(self, step: int) -> Batch:
         """The global batch of a step, NumPy arrays `[B, ...]`."""
@@ -83,6 +89,7 @@ def fit(
     guard: Guard | None = None,
     on_compiled: Callable[[CompiledStep, float], None] = lambda compiled, seconds: None,
     should_stop: Callable[[], bool] = lambda: False,
+    stop_at: Callable[[int], bool] = lambda step: False,
 ) -> FitResult:
     """Trains from `state.step` to `steps`.
 
@@ -100,11 +107,14 @@ def fit(
         default, which stops.
       on_compiled: called once with the compiled step and the seconds that compiling took.
       should_stop: asked before every step; True saves and returns.
+      stop_at: the same, asked with the number of steps so far.  Of several processes all must get
+        the same answers.
 
     Returns:
       A `FitResult`.
 
     Raises:
+      UserError: processes start from different states, their streams differ, or their programs.
       NumericsError: replicas differ, or a loss, gradient or model state was not finite (found
         when the next row is logged, at the next save or at the end), and the guard's policy does
         not help.
@@ -114,15 +124,19 @@ def fit(
     if first >= steps:
         return result
     guard = guard or Guard()
-    guard.compare(step.mesh, first, state)
+    compare_leaves(state)
+    guard.compare_start(step.mesh, first, state)
+    placed = _placing(step, batches, first)
     started = time.perf_counter()
-    run = step.run.lower(state, step.place(batches.batch(first))).compile()
+    lowered = step.run.lower(state, placed(first))
+    compare_programs(lowered)
+    run = lowered.compile()
     result.compiled, result.compile_s = run, time.perf_counter() - started
     on_compiled(run, result.compile_s)
-    hooks = _Hooks(evaluate, save, log, guard, should_stop)
+    hooks = _Hooks(evaluate, save, log, guard, lambda t: should_stop() or stop_at(t))
     while True:
         try:
-            _train(step, result, batches, steps, hooks)
+            _train(step, result, placed, steps, hooks)
             return result
         except FaultError as fault:
             like = jax.tree.map(_shape, result.state)
@@ -138,12 +152,34 @@ class _Hooks(NamedTuple):
     save: Every | None
     log: Every | None
     guard: Guard
-    should_stop: Callable[[], bool]
+    should_stop: Callable[[int], bool]
 
 
-def _train(step: TrainStep, result: FitResult, batches: Batches, last: int, hooks: _Hooks) -> None:
+def _placing(step: TrainStep, batches: Batches, first: int) -> Callable[[int], Any]:
+    """step -> its batch on the devices, of which this process reads no more than it has to.
+
+    Raises:
+      UserError: the processes' streams differ in the first batch.
+    """
+    if isinstance(batches, Loader):
+        rows = step.rows(batches.global_batch)
+        return lambda t: step.place_rows(batches.batch(t, rows))
+    if peers.joined() > 1:
+        found = peers.from_all(digest(dict(batches.batch(first))))
+        if other := [r for r, text in enumerate(found) if text != found[0]]:
+            raise UserError(
+                f"batches: the batch of step {first} in process {other[0]} is not that of process "
+                "0; expected the global batch in every process, which takes its rows of it: with a "
+                "jaxdp.data.Loader each reads these alone"
+            )
+    return lambda t: step.place(batches.batch(t))
+
+
+def _train(
+    step: TrainStep, result: FitResult, placed: Callable[[int], Any], last: int, hooks: _Hooks
+) -> None:
     """Trains from `result` to `last`; `fit` comes here again after going back."""
-    with prefetch(lambda t: step.place(batches.batch(t)), result.step, last) as stream:
+    with prefetch(placed, result.step, last) as stream:
         meter = _Meter(hooks, result, last, stream)
         try:
             _feed(step, result, stream, last, hooks, meter)
@@ -164,7 +200,7 @@ def _feed(
     assert run is not None
     saved = None
     for t, batch in stream:
-        if hooks.should_stop():
+        if hooks.should_stop(t):
             break
         if t + 1 in guard.left_out:
             result.state = result.state._replace(step=replicate(step.mesh, np.int32(t + 1)))

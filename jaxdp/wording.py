@@ -10,9 +10,10 @@ def counted(n: int, noun: str) -> str:
     return f"{n} {noun}{'es' if noun.endswith(('ch', 's')) else 's'}"
 
 
-def emulated_devices(n: int) -> str:
+def emulated_devices(n: int, processes: int = 1) -> str:
     """What must be known before any figure of `n` emulated devices is read."""
-    return f"{n} emulated devices in one process: shared memory, not a network"
+    where = "one process" if processes == 1 else f"{processes} processes"
+    return f"{n} emulated devices in {where}: shared memory, not a network"
 
 
 def ranks(numbers: Iterable[int]) -> str:

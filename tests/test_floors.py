@@ -13,7 +13,7 @@ ROOT = Path(jaxdp.__file__).parent
 
 # from the ground up; a module may import from its own floor and those below
 FLOORS = [
-    {"errors", "types", "trees", "mesh", "hlo", "plan", "sizes", "columns", "wording"},
+    {"errors", "types", "trees", "mesh", "peers", "hlo", "plan", "sizes", "columns", "wording"},
     {"collectives"},
     {
         "sync",
@@ -29,7 +29,7 @@ FLOORS = [
     },
     {"gradients", "steps"},
     {"checkpoints", "evaluation", "guard"},
-    {"loop", "report"},
+    {"loop", "report", "runtime"},
     {"assemble"},
     {"comparison", "choosing"},
     {"training", "checking"},

@@ -9,8 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.sharding import NamedSharding
 
+from jaxdp import peers
 from jaxdp.errors import StorageError
+from jaxdp.mesh import place
 from jaxdp.state import AS_IT_IS, SavedForm, TrainState
 from jaxdp.trees import named_leaves
 from jaxdp.types import PyTree
@@ -54,8 +57,8 @@ class Checkpoints:
                 raise _not_saved(self.folder, error) from error
 
     def steps(self) -> list[int]:
-        """The steps that are there, oldest first."""
-        return sorted(self._manager.all_steps())
+        """The steps that are there, oldest first: for several processes, as process 0 sees them."""
+        return peers.from_first(lambda: sorted(self._manager.all_steps()))
 
     def save(self, step: int, state: TrainState, meta: dict[str, Any] | None = None) -> None:
         """Starts saving; returns as soon as `state` may be donated.
@@ -106,14 +109,18 @@ class Checkpoints:
           StorageError: there is none, or a leaf has another shape or dtype.
         """
         damaged: dict[int, str] = {}
-        abandoned = [step for step in self.steps() if at_most is not None and step > at_most]
-        for step in reversed([step for step in self.steps() if step not in abandoned]):
+        steps = self.steps()
+        abandoned = [step for step in steps if at_most is not None and step > at_most]
+        for step in reversed([step for step in steps if step not in abandoned]):
+            state, meta, reason = None, {}, ""
             try:
                 state, meta = self._restore_step(step, like)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            # what one process cannot read, none goes on from
+            if reason := next(filter(None, peers.from_all(reason)), ""):
                 damaged[step] = f"checkpoint {step} cannot be read ({reason})"
-            else:
+            elif state is not None:
                 # only now: where none can be read, the fault may be the machine's
                 lines = [f"{damaged[s]}; {self._move_aside(s)}" for s in damaged]
                 lines += [f"checkpoint {s} {self._move_aside(s, 'abandoned')}" for s in abandoned]
@@ -141,13 +148,17 @@ class Checkpoints:
         return self._form.restored(found, like), restored[META]
 
     def _move_aside(self, step: int, where: str = "damaged") -> str:
-        target = self.folder.parent / where / str(step)
-        while target.exists():
-            target = target.with_name(target.name + "-again")
-        target.parent.mkdir(exist_ok=True)
-        (self.folder / str(step)).rename(target)
+        def move() -> str:
+            target = self.folder.parent / where / str(step)
+            while target.exists():
+                target = target.with_name(target.name + "-again")
+            target.parent.mkdir(exist_ok=True)
+            (self.folder / str(step)).rename(target)
+            return f"moved to {target.parent.name}/{target.name}"
+
+        moved = peers.from_first(move)
         self._manager.reload()
-        return f"moved to {target.parent.name}/{target.name}"
+        return moved
 
 
 def _saved_leaves(manager: ocp.CheckpointManager, step: int) -> Leaves:
@@ -171,7 +182,8 @@ def _other_slots(saved: Leaves, like: TrainState) -> int | None:
 
 
 def _placed_as(x: Any, like: jax.Array) -> jax.Array:
-    return jax.device_put(x, like.sharding)
+    assert isinstance(like.sharding, NamedSharding)
+    return place(x, like.sharding)
 
 
 def _check_leaves(step: int, saved: Leaves, target: dict[str, Any]) -> None:

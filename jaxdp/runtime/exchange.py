@@ -1,100 +1,98 @@
 """Before step 1 all processes show each other what they are about to run.
 
-Each subject is a list of lines: the leaves of the state, the text of the lowered program, keys and
-values of a configuration.  Digests are compared; where they differ, so are the lines one by one,
-and the first that differ are told by rank.  Without this, a float32 leaf on one rank and an int32
-leaf on another are summed to garbage, without an error.
+The leaves of the state and the text of the lowered program are lists of lines.  Their digests are
+compared; where they differ, so are the lines one by one, and the first that differ are told by
+rank.  Without this, a float32 leaf on one rank and an int32 leaf on another are summed to garbage,
+without an error.
+
+Nothing of it goes through the devices, which need equal programs themselves.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
+from jaxdp import peers
+from jaxdp.errors import AgreedError
 from jaxdp.runtime.differences import told_by_rank
-from jaxdp.runtime.rollcall import AgreedError
 from jaxdp.trees import named_leaves
 from jaxdp.types import PyTree
 
-_DIGEST_BYTES = 16
-_TEXT_BYTES = 240
+_LINE_HEX = 8  # of a line's digest: it only says which lines to look at
 _MOST_LINES = 4  # told of a subject
-_MISSING = "nothing more"
+_MOST_CHARACTERS = 200
 
 
-def compare_processes(subjects: Mapping[str, Sequence[str]]) -> None:
-    """Compares lines over all processes; every process calls it with the same subjects.
-
-    Args:
-      subjects: name -> lines, which all processes must have in common.
+def compare_leaves(tree: PyTree) -> None:
+    """Refuses processes whose trees are not of the same leaves: names, order, dtypes, shapes.
 
     Raises:
-      AgreedError: on every process, where lines differ: which, by rank.
+      AgreedError: in every process, naming the leaves by rank.
     """
-    if jax.process_count() == 1 or not subjects:
+    compare("the leaves of the state", lambda: leaf_lines(tree))
+
+
+def compare_programs(lowered: Any) -> None:
+    """Refuses processes that are about to compile different programs.
+
+    Args:
+      lowered: a `jax.stages.Lowered`, or what has its `as_text`.
+
+    Raises:
+      AgreedError: in every process, with the first lines that differ by rank.
+    """
+    compare("the programs of a step", lambda: lowered.as_text().splitlines())
+
+
+def compare(subject: str, make: Callable[[], Sequence[str]]) -> None:
+    """Compares lines over all processes, which call it alike; in one process nothing is done.
+
+    Args:
+      subject: what the lines are, in words: a plural.
+      make: returns this process's lines.
+
+    Raises:
+      AgreedError: in every process, with the first lines that differ by rank.
+    """
+    if peers.joined() == 1:
         return
-    own = np.stack([_digest("\n".join(lines)) for lines in subjects.values()])
-    everybody = _gathered(own)
-    found: list[str] = []
-    # all processes have the same digests before them, and go through the same subjects
-    for index, (name, lines) in enumerate(subjects.items()):
-        if (everybody[:, index] != everybody[0, index]).any():
-            found += _differing(name, lines)
-    if found:
-        raise AgreedError(*found)
+    lines = make()
+    if len(set(peers.from_all(_digest(lines)))) > 1:
+        raise AgreedError(*_differing(subject, lines))
 
 
 def leaf_lines(tree: PyTree) -> list[str]:
     """The leaves of a tree, in their order: `params/hidden/kernel float32[64,16]`."""
     return [
         f"{name} {np.dtype(leaf.dtype).name}[{','.join(map(str, leaf.shape))}]"
+        if isinstance(leaf.dtype, np.dtype)
+        else f"{name} {leaf.dtype}[{','.join(map(str, leaf.shape))}]"  # a key of jax.random
         for name, leaf in named_leaves(tree)
     ]
 
 
-def program_lines(lowered: Any) -> list[str]:
-    """The text of a lowered step, `jax.stages.Lowered` or the like."""
-    return lowered.as_text().splitlines()
-
-
 def _differing(name: str, lines: Sequence[str]) -> list[str]:
-    counts = _gathered(np.int32(len(lines)))
-    longest = int(counts.max())
-    digests = np.zeros((longest, _DIGEST_BYTES), np.uint8)
-    for index, line in enumerate(lines):
-        digests[index] = _digest(line)
-    differ = (everybody := _gathered(digests)) != everybody[0]
-    first = np.flatnonzero(differ.any((0, 2)))[:_MOST_LINES]
-    texts = [lines[i] if i < len(lines) else _MISSING for i in first]
+    everybody = [
+        [text[i : i + _LINE_HEX] for i in range(0, len(text), _LINE_HEX)]
+        for text in peers.from_all("".join(_digest([line])[:_LINE_HEX] for line in lines))
+    ]
+    longest = max(map(len, everybody))
+    padded = [own + [""] * (longest - len(own)) for own in everybody]
+    differ = [i for i, column in enumerate(zip(*padded, strict=True)) if len(set(column)) > 1]
+    texts = peers.from_all([_line(lines, i) for i in differ[:_MOST_LINES]])
     told = [
-        f"{name} differ, line {i + 1}: {told_by_rank(dict(enumerate(texts_of)))}"
-        for i, texts_of in zip(first, _gathered_texts(texts), strict=True)
+        f"{name} differ in line {i + 1}: {told_by_rank(dict(enumerate(column)))}"
+        for i, column in zip(differ, zip(*texts, strict=True), strict=False)
     ]
-    more = int(differ.any((0, 2)).sum()) - len(told)
-    return told + ([f"{name} differ in {more} more lines"] if more else [])
+    more = len(differ) - len(told)
+    return told + ([f"{name} differ in {more} more lines"] if more > 0 else [])
 
 
-def _gathered_texts(texts: Sequence[str]) -> list[list[str]]:
-    """Of each text, the ranks' versions, cut off where they are long."""
-    table = np.zeros((len(texts), _TEXT_BYTES), np.uint8)
-    for row, text in zip(table, texts, strict=True):
-        data = text.strip().encode()[:_TEXT_BYTES]
-        row[: len(data)] = np.frombuffer(data, np.uint8)
-    everybody = _gathered(table)
-    return [
-        [bytes(row).rstrip(b"\0").decode(errors="replace") for row in everybody[:, index]]
-        for index in range(len(texts))
-    ]
+def _line(lines: Sequence[str], index: int) -> str:
+    return lines[index].strip()[:_MOST_CHARACTERS] if index < len(lines) else "missing"
 
 
-def _digest(text: str) -> np.ndarray:
-    data = hashlib.sha256(text.encode()).digest()[:_DIGEST_BYTES]
-    return np.frombuffer(data, np.uint8)
-
-
-def _gathered(x: Any) -> np.ndarray:
-    """`[processes, ...]`: every process's array."""
-    return np.asarray(multihost_utils.process_allgather(np.asarray(x)))
+def _digest(lines: Sequence[str]) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()

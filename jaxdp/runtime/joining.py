@@ -1,9 +1,7 @@
 """A process joins its job: everything between knowing its place and JAX's first device."""
 
 import contextlib
-import ctypes
 import os
-import signal
 import socket
 import sys
 import time
@@ -17,13 +15,14 @@ from jaxdp.runtime.meeting import Meeting, meet
 from jaxdp.runtime.place import CORES, Place
 from jaxdp.runtime.preflight import Endpoint, join_address, versions
 from jaxdp.runtime.reports import Report
+from jaxdp.runtime.streams import hide_native_output
 
 # JAX's notice of a dead process, for what the lifeline cannot see: long enough for a process that
 # was stopped for seconds, or did not get a core
 HEARTBEAT_S = 30
 _INIT_S = 60  # all are there and have reported
 _RETRY_S = 0.05
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+_NO_PROXY = "no_grpc_proxy"
 
 Tell = Callable[[str], None]
 
@@ -48,8 +47,6 @@ def join(place: Place, config: Mapping[str, str] | None = None, tell: Tell = tel
       UserError: the processes cannot find each other, or differ, or one of them has a mistake.
       PeerError: processes are missing.
     """
-    if place.control is not None:
-        end_with_parent()
     _pin(place.cores)
     if place.size == 1:
         return
@@ -64,7 +61,7 @@ def _start_jax(place: Place, meeting: Meeting, tell: Tell) -> None:
     import jax  # its import takes a second: mistakes are found before
 
     endpoint, bound, roll = meeting
-    _keep_standard_output()
+    hide_native_output()
     _bypass_proxies(endpoint.host)
     if place.rank:
         _await_coordinator(endpoint)
@@ -100,21 +97,11 @@ def _bypass_proxies(host: str) -> None:
     import jax
 
     if any("_proxy" in name.lower() for name in os.environ):
-        before = os.environ.get("no_grpc_proxy") or os.environ.get("no_proxy") or ""
-        os.environ["no_grpc_proxy"] = f"{before},{host}" if before else host
+        # gRPC reads the names in small letters
+        before = os.environ.get(_NO_PROXY) or os.environ.get("no_proxy")
+        os.environ[_NO_PROXY] = f"{before},{host}" if before else host
         with contextlib.suppress(AttributeError):  # not in every version
             jax.config.update("jax_check_proxy_envs", False)
-
-
-def _keep_standard_output() -> None:
-    """Gloo greets on descriptor 1, where the program's own lines go: it gets the error stream."""
-    if sys.stdout is None or sys.stdout.closed:
-        return
-    sys.stdout.flush()
-    sys.stdout = os.fdopen(
-        os.dup(1), "w", buffering=1, encoding=sys.stdout.encoding, errors=sys.stdout.errors
-    )
-    os.dup2(2, 1)
 
 
 def _pin(cores: tuple[int, ...]) -> None:
@@ -128,9 +115,3 @@ def _pin(cores: tuple[int, ...]) -> None:
             f"{CORES}={','.join(map(str, cores))}: this process cannot be kept to these cores: "
             f"{error}"
         ) from error
-
-
-def end_with_parent() -> None:
-    """Has Linux kill this process when its parent is killed, which no handler can see."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -17,14 +17,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from jaxdp.errors import Ending, Exit, JaxdpError, PeerError, UserError, ending_of, exit_code
+from jaxdp.errors import (
+    AgreedError,
+    Ending,
+    Exit,
+    JaxdpError,
+    PeerError,
+    UserError,
+    ending_of,
+    exit_code,
+)
 from jaxdp.runtime.control import Failure, write_failure
 from jaxdp.runtime.failures import first_line, is_of_peer, own_failure, peer_failure
 from jaxdp.runtime.lifeline import Lifeline, Loss
 from jaxdp.runtime.meeting import meet
 from jaxdp.runtime.place import Place, place_of_this_process
 from jaxdp.runtime.reports import Report
-from jaxdp.runtime.rollcall import AgreedError
 
 END_S = 60  # for all to come to the end, when one has
 _REPORT_S = 5.0  # for all to hear of a mistake that was found before they met
@@ -116,8 +124,8 @@ def _fail(place: Place, error: BaseException, ending: Ending) -> NoReturn:
     if isinstance(error, UserError) and not _job.met and place.size > 1:
         error = _told_others(place, error)
         text = str(error)
-    if isinstance(error, AgreedError) and place.rank:
-        text = "refused: rank 0 tells why"
+    if getattr(error, "told_by_first", False) and place.rank:
+        text = "ends too, for the reason that rank 0 tells"
     _end(place, failure, text)
 
 

@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from jaxdp.errors import PeerError, UserError
+from jaxdp.errors import AgreedError, PeerError, UserError
 from jaxdp.runtime.place import ADDRESS
 from jaxdp.runtime.preflight import Endpoint, join_address
 from jaxdp.runtime.reports import Report, content_of, differences_of, line_of, report_of
@@ -49,10 +49,6 @@ class Roll:
     hosts: list[str]
     peers: dict[int, socket.socket]
     ip: str
-
-
-class AgreedError(UserError):
-    """A mistake that all ranks know of: rank 0 tells it."""
 
 
 def hold_roll(server: socket.socket, own: Report, timeout_s: float, tell: Tell) -> Roll:

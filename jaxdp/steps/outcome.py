@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdp.errors import UserError
 from jaxdp.loss_scale import DynamicScale, adjusted, overflowed
-from jaxdp.mesh import AXIS, replicate
+from jaxdp.mesh import AXIS, place, replicate
 from jaxdp.state import TrainState
 from jaxdp.steps.types import Metrics
 from jaxdp.types import PyTree
@@ -30,7 +30,7 @@ def blank_state(mesh: Mesh, scaling: DynamicScale | None = None, **parts: PyTree
 def stacked(mesh: Mesh, tree: PyTree) -> PyTree:
     """One device's slots as every device's: leaves get a leading dim of devices, sharded."""
     copies = jax.tree.map(lambda x: jnp.broadcast_to(x, (mesh.size, *jnp.shape(x))), tree)
-    return jax.device_put(copies, NamedSharding(mesh, P(AXIS)))
+    return place(copies, NamedSharding(mesh, P(AXIS)))
 
 
 def slot(tree: PyTree) -> PyTree:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-from jaxdp import hlo
+from jaxdp import hlo, peers
 from jaxdp.assemble import Job
 from jaxdp.checkpoints import Checkpoints
 from jaxdp.collectives.tuning import Choice
@@ -57,7 +57,12 @@ class Session:
         self._warn(lines)
         return state
 
-    def fit(self, state: TrainState, should_stop: Callable[[], bool]) -> FitResult:
+    def fit(
+        self,
+        state: TrainState,
+        should_stop: Callable[[], bool],
+        stop_at: Callable[[int], bool],
+    ) -> FitResult:
         """Trains from `state` to the last step."""
         config, job, first = self.config, self.job, int(state.step)
         self.log = self._open_log(first)
@@ -77,6 +82,7 @@ class Session:
                 guard=self.guard,
                 on_compiled=lambda compiled, seconds: self._begin(state, compiled, seconds),
                 should_stop=should_stop,
+                stop_at=stop_at,
             )
         finally:
             self.log.close()
@@ -86,7 +92,7 @@ class Session:
         dataset, config = self.job.dataset, self.config
         language = dataset.task == "language"
         return RunLog(
-            self.out,
+            self.out if peers.is_first() else None,
             self.reporter,
             steps=config.steps,
             devices=self.job.mesh.size,
@@ -126,6 +132,8 @@ class Session:
 
     def _begin(self, state: TrainState, compiled: CompiledStep, seconds: float) -> None:
         """Writes the run's files.  Before, a mistake of the user could still come to light."""
+        if not peers.is_first():
+            return
         config = self.config.model_copy(update={"out": str(self.out), "resume": False})
         write_atomically(self.out / "config.yaml", to_yaml(config))
         self.clock.seconds["compiling"] = seconds

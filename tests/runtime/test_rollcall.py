@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from jaxdp.errors import PeerError, UserError
+from jaxdp.errors import AgreedError, PeerError, UserError
 from jaxdp.runtime import rollcall
 from jaxdp.runtime.preflight import Endpoint
 from jaxdp.runtime.reports import Report, line_of
-from jaxdp.runtime.rollcall import AgreedError, answer_roll, hold_roll
+from jaxdp.runtime.rollcall import answer_roll, hold_roll
 
 VERSIONS = {"Python": "3.11", "jax": "0.10.2"}
 CONFIG = {"steps": "10", "sync.algorithm": "ring"}
