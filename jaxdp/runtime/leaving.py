@@ -110,7 +110,7 @@ def peer_left(loss: Loss) -> None:
     if loss.code in _COMMON:
         time.sleep(_OWN_WORDS_S)
     assert _job.place is not None
-    _end(_job.place, peer_failure(_job.place, str(loss)), str(loss))
+    _end(_job.place, peer_failure(_job.place, str(loss)), _marked(_job.place, str(loss)))
 
 
 def _fail(place: Place, error: BaseException, ending: Ending) -> NoReturn:
@@ -119,14 +119,16 @@ def _fail(place: Place, error: BaseException, ending: Ending) -> NoReturn:
             time.sleep(_LIFELINE_S)
         line = str(error) if isinstance(error, PeerError) else first_line(error)
         line = str(_job.loss or line)
-        _end(place, peer_failure(place, line), line)
+        _end(place, peer_failure(place, line), _marked(place, line))
     failure, text = own_failure(place, error, ending), ending.text
     if isinstance(error, UserError) and not _job.met and place.size > 1:
         error = _told_others(place, error)
         text = str(error)
-    if getattr(error, "told_by_first", False) and place.rank:
-        text = "ends too, for the reason that rank 0 tells"
-    _end(place, failure, text)
+    if getattr(error, "told_by_first", False):
+        if place.rank:
+            text = f"rank {place.rank} ends too, for the reason that rank 0 tells"
+        _end(place, failure, text)
+    _end(place, failure, _marked(place, text))
 
 
 def _told_others(place: Place, mistake: UserError) -> UserError:
@@ -150,22 +152,25 @@ def _end(place: Place, failure: Failure, text: str) -> NoReturn:
     if place.control is not None:
         with contextlib.suppress(OSError):
             write_failure(place.control, failure)
-    _say(place, text)
+    _say(text)
     if place.rank == 0 and _job.lifeline is not None and failure.code in _COMMON:
         # without rank 0's service JAX aborts the others before they have said theirs
         time.sleep(_OWN_WORDS_S + 0.5)
     os._exit(failure.code)
 
 
-def _say(place: Place, text: str) -> None:
-    """Under a launcher lines are marked with the rank anyway."""
-    who = "" if place.control is not None or place.size == 1 else f"rank {place.rank}: "
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stdout.flush()
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        if text:
-            print(f"{who}{text}", file=sys.stderr)
-        sys.stderr.flush()
+def _marked(place: Place, text: str) -> str:
+    """With the rank before it, as a launcher does it anyway."""
+    bare = not text or place.control is not None or place.size == 1
+    return text if bare else f"rank {place.rank}: {text}"
+
+
+def _say(text: str) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if text and stream is sys.stderr:
+                print(text, file=stream)
+            stream.flush()
 
 
 def _depart(place: Place, code: int) -> int:
@@ -174,7 +179,7 @@ def _depart(place: Place, code: int) -> int:
         problem = _within(END_S, _shut_down)
         if problem is not None:
             line = str(_job.loss or f"the others did not come to the end: {problem}")
-            _end(place, peer_failure(place, line), line)
+            _end(place, peer_failure(place, line), _marked(place, line))
         _job.lifeline.leave(Exit.DONE)
         _job.lifeline.close()
         _job.lifeline = None

@@ -113,7 +113,7 @@ def answer_roll(endpoint: Endpoint, own: Report, timeout_s: float, tell: Tell) -
             tell(f"rank {own.rank}: waiting for rank 0 at {endpoint}: {why} ({waited})")
         time.sleep(_RETRY_S)
     raise PeerError(
-        f"rank {own.rank}: rank 0 did not answer at {endpoint} within {timeout_s:g} s: {why}"
+        f"rank 0 did not answer at {endpoint} within {timeout_s:g} s: {why}"
     )
 
 
@@ -261,7 +261,7 @@ def _answer(
                 )
             return content
     raise PeerError(
-        f"rank {own.rank}: reported to rank 0, and was not answered in time: see what it waits for"
+        f"reported to rank 0, and was not answered in time: see what it waits for"
     )
 
 
