@@ -67,7 +67,7 @@ def use_devices(count: int | str, cpu_default: int | None = None) -> list[Device
     if len(chosen) == n:
         return chosen
     if devices[0].platform == "cpu":
-        raise _too_many(n) if each > MAX_EMULATED else _too_late(n, len(devices))
+        raise _too_many(n) if each > MAX_EMULATED else _too_late(n, len(devices), each)
     raise UserError(
         f"devices: {n} were asked for, found: "
         f"{counted(len(devices), f'{devices[0].platform} device')}; "
@@ -100,11 +100,11 @@ def _too_many(n: int) -> UserError:
     return UserError(f"devices: {n} cannot be emulated; expected at most {MAX_EMULATED}")
 
 
-def _too_late(n: int, have: int) -> UserError:
+def _too_late(n: int, have: int, each: int | None = None) -> UserError:
     return UserError(
         f"devices: {n} were asked for after JAX had started with {have}; devices are emulated "
         f"before JAX's first computation: restart Python (in a notebook, the kernel) and begin "
-        f"with jaxdp.emulate({n})"
+        f"with jaxdp.emulate({each or n})"
     )
 
 

@@ -46,7 +46,7 @@ def from_first(make: Callable[[], T]) -> T:
     key = f"jaxdp/{next(_calls)}"
     client = distributed.global_state.client
     if not is_first():
-        return _opened(client.blocking_key_value_get(key, int(1000 * _WAIT_S)))
+        return _opened(client.blocking_key_value_get(key, _WAIT_MS))
     try:
         value = make()
     except errors.JaxdpError as error:
@@ -62,17 +62,14 @@ def from_all(value: Any) -> list[Any]:
         return [value]
     key, client = f"jaxdp/{next(_calls)}", distributed.global_state.client
     client.key_value_set(f"{key}/{distributed.global_state.process_id}", json.dumps(value))
-    wait_ms = int(1000 * _WAIT_S)
-    found = (client.blocking_key_value_get(f"{key}/{r}", wait_ms) for r in range(joined()))
+    found = (client.blocking_key_value_get(f"{key}/{r}", _WAIT_MS) for r in range(joined()))
     return [json.loads(text) for text in found]
 
 
 def wait_for_all() -> None:
     """Returns when every process has come here."""
     if joined() > 1:
-        distributed.global_state.client.wait_at_barrier(
-            f"jaxdp/{next(_calls)}", int(1000 * _WAIT_S)
-        )
+        distributed.global_state.client.wait_at_barrier(f"jaxdp/{next(_calls)}", _WAIT_MS)
 
 
 def _opened(text: str) -> Any:

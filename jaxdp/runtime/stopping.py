@@ -4,7 +4,7 @@ In one process the first SIGINT or SIGTERM is noted, and asked for before every 
 
 In a job, SIGTERM at any process is what JAX calls a notice of preemption: its coordination service
 passes it on to all, and they stop at the first step that none has begun.  JAX takes SIGTERM over
-when the processes join, so there is no handler of ours for it; SIGINT and SIGHUP are made a SIGTERM.
+when the processes join, so there is no handler of ours for it; SIGINT and SIGHUP become a SIGTERM.
 JAX looks for the notice once a second, in a thread of its own: one that comes while a step is
 compiled, or during an evaluation or a save, is acted on before the next step.
 """
