@@ -16,10 +16,8 @@ from jaxdp import errors
 
 T = TypeVar("T")
 
-_WAIT_S = 600.0  # for what another process does meanwhile, such as measuring or reading a slow disk
-_calls = (
-    itertools.count()
-)  # the same in all processes, and so part of the names under which we meet
+_WAIT_MS = 600_000  # for what another process does meanwhile, such as reading a slow disk
+_calls = itertools.count()  # the same in all processes: the names under which they meet
 
 
 def joined() -> int:

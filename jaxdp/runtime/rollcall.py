@@ -112,9 +112,7 @@ def answer_roll(endpoint: Endpoint, own: Report, timeout_s: float, tell: Tell) -
             waited = f"{now - start:.0f} s of {timeout_s:g} s"
             tell(f"rank {own.rank}: waiting for rank 0 at {endpoint}: {why} ({waited})")
         time.sleep(_RETRY_S)
-    raise PeerError(
-        f"rank 0 did not answer at {endpoint} within {timeout_s:g} s: {why}"
-    )
+    raise PeerError(f"rank 0 did not answer at {endpoint} within {timeout_s:g} s: {why}")
 
 
 def _waiting(missing: list[int], size: int, seconds: float, timeout_s: float) -> str:
@@ -260,9 +258,7 @@ def _answer(
                     "ranks a port that is free on the host of rank 0"
                 )
             return content
-    raise PeerError(
-        f"reported to rank 0, and was not answered in time: see what it waits for"
-    )
+    raise PeerError(f"reported to rank 0, and was not answered in time: see what it waits for")
 
 
 def _accepted(answer: dict[str, Any], connection: socket.socket) -> Roll:
