@@ -50,6 +50,7 @@ class Place:
       one_host: whether all processes run on this host; None if nobody said.
       device: the accelerator, among those of this host, that is this process's alone; None: all.
       timeout_s: how long the processes wait for each other at the start.
+      names_come_late: whether rank 0's name may be unknown until its host has started.
     """
 
     rank: int
@@ -64,6 +65,7 @@ class Place:
     one_host: bool | None = None
     device: int | None = None
     timeout_s: int = 300
+    names_come_late: bool = False
 
 
 @dataclass(frozen=True)
@@ -127,6 +129,7 @@ def _place(
         one_host=claim.one_host if claim else None,
         device=_device(environ, claim) if claim else None,
         timeout_s=_optional_number(environ, TIMEOUT) or 300,
+        names_come_late="KUBERNETES_SERVICE_HOST" in environ,
     )
 
 

@@ -23,6 +23,7 @@ from jaxdp.runtime.place import ADDRESS, BIND, COUNT, ID, Place
 
 MOST_PROCESSES = 1 << 16
 RESOLVE_S = 5.0
+_NAME_RETRY_S = 3.0
 _RELEASE_S = 2.0  # for the process that held the port before to go
 
 
@@ -66,7 +67,7 @@ def check_place(place: Place, tell: Callable[[str], None]) -> Endpoint:
             f"{place.size - 1}"
         )
     host, port = split_address(place.address)
-    endpoint = Endpoint(host, port, resolve(host, port))
+    endpoint = Endpoint(host, port, _address_of(place, host, port, tell))
     if is_loopback(endpoint.ip):
         _refuse_loopback(place, endpoint, tell)
     return endpoint
@@ -96,6 +97,19 @@ def split_address(address: str) -> tuple[str, int]:
             f"the others reach rank 0 (what it listens on is set with {BIND})"
         )
     return host, int(port)
+
+
+def _address_of(place: Place, host: str, port: int, tell: Callable[[str], None]) -> str:
+    """As `resolve`, again and again where the name is made while its host starts."""
+    deadline = time.monotonic() + (place.timeout_s if place.names_come_late else 0)
+    while True:
+        try:
+            return resolve(host, port)
+        except UserError as error:
+            if time.monotonic() >= deadline:
+                raise
+            tell(f"rank {place.rank}: waiting for the name of rank 0: {error}")
+            time.sleep(_NAME_RETRY_S)
 
 
 def resolve(host: str, port: int, within_s: float = RESOLVE_S) -> str:

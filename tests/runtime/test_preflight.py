@@ -58,6 +58,22 @@ def test_p2_a_host_that_does_not_resolve():
         checked(at("no-such-host.invalid:29500"))
 
 
+def test_a_name_that_comes_with_its_host_is_waited_for(monkeypatch):
+    answers = [UserError("cannot be resolved"), UserError("cannot be resolved"), "10.0.0.7"]
+
+    def resolve(host, port):
+        answer = answers.pop(0)
+        if isinstance(answer, UserError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(preflight, "resolve", resolve)
+    monkeypatch.setattr(preflight, "_NAME_RETRY_S", 0.0)
+    endpoint, lines = checked(at("job-0-0.job:29500", names_come_late=True))
+    assert endpoint.ip == "10.0.0.7"
+    assert len(lines) == 2
+
+
 def test_p2_a_name_server_that_does_not_answer(monkeypatch):
     released = threading.Event()
 
