@@ -20,6 +20,7 @@ from jaxdp.data import Loader, Prefetch, prefetch
 from jaxdp.errors import NumericsError, UserError
 from jaxdp.guard import FaultError, Guard
 from jaxdp.mesh import replicate
+from jaxdp.runtime.exchange import compare_leaves, compare_programs
 from jaxdp.state import TrainState
 from jaxdp.steps import CompiledStep, TrainStep
 from jaxdp.trees import digest
@@ -113,7 +114,7 @@ def fit(
       A `FitResult`.
 
     Raises:
-      UserError: processes start from different states, or their streams differ.
+      UserError: processes start from different states, their streams differ, or their programs.
       NumericsError: replicas differ, or a loss, gradient or model state was not finite (found
         when the next row is logged, at the next save or at the end), and the guard's policy does
         not help.
@@ -123,10 +124,13 @@ def fit(
     if first >= steps:
         return result
     guard = guard or Guard()
+    compare_leaves(state)
     guard.compare_start(step.mesh, first, state)
     placed = _placing(step, batches, first)
     started = time.perf_counter()
-    run = step.run.lower(state, placed(first)).compile()
+    lowered = step.run.lower(state, placed(first))
+    compare_programs(lowered)
+    run = lowered.compile()
     result.compiled, result.compile_s = run, time.perf_counter() - started
     on_compiled(run, result.compile_s)
     hooks = _Hooks(evaluate, save, log, guard, lambda t: should_stop() or stop_at(t))

@@ -75,4 +75,6 @@ def _opened(text: str) -> Any:
     if "error" not in told:
         return told["value"]
     kind = getattr(errors, told["error"], errors.JaxdpError)
-    raise kind(*told["text"].splitlines())
+    error = kind(*told["text"].splitlines())
+    error.told_by_first = True
+    raise error
