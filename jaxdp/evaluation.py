@@ -60,7 +60,11 @@ def make_eval_step(loss_fn: LossFn, mesh: Mesh, *, compute_dtype: Any = None) ->
 
 
 def evaluate(
-    step: EvalStep, params: PyTree, model_state: PyTree, batches: Iterable[Batch]
+    step: EvalStep,
+    params: PyTree,
+    model_state: PyTree,
+    batches: Iterable[Batch],
+    on_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Means over all examples of `batches`.
 
@@ -68,6 +72,7 @@ def evaluate(
       step: from `make_eval_step`.
       params, model_state: as in the train state.
       batches: host batches of one shape, the last one padded with `weight` 0.
+      on_batch: called after each batch, when the devices have finished it.
 
     Returns:
       name -> mean, and "weight": how many examples (or tokens) it is over.
@@ -79,6 +84,7 @@ def evaluate(
         for name, sum_and_weight in jax.device_get(pending.popleft()).items():
             # a plain loop over examples in effect: cumsum adds in order, np.sum would not
             totals[name] += [np.cumsum(x, dtype=np.float64)[-1] for x in sum_and_weight]
+        on_batch()
 
     for batch in batches:
         pending.append(step(params, model_state, batch))

@@ -1,6 +1,7 @@
 """`python -m jaxdp.train --config FILE [--KEY VALUE ...]`: trains a model."""
 
 import logging
+import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -9,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxdp.errors import Exit, exit_code, interrupted_at_once
+from jaxdp.runtime.phases import START
+from jaxdp.runtime.watch import Watch, watching
 
 if TYPE_CHECKING:
     from jaxdp.config import Config
@@ -36,10 +39,12 @@ def _main(argv: Sequence[str]) -> int:
     if args.print_config:
         print(to_yaml(config), end="")
         return Exit.DONE
-    return _train(config)
+    with watching(int(os.environ.get("JAX_PROCESS_ID") or 0), Path(config.out)) as watch:
+        watch.enter(START, 0)
+        return _train(config, watch)
 
 
-def _train(config: "Config") -> int:
+def _train(config: "Config", watch: Watch) -> int:
     # JAX starts here, after every mistake that can be found without it
     with interrupted_at_once():
         from jaxdp.report.progress import make_reporter
@@ -49,7 +54,7 @@ def _train(config: "Config") -> int:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     reporter = make_reporter(config.log.progress, config.steps)
     with _stop_request() as stop:
-        summary = run_training(config, reporter, lambda: bool(stop))
+        summary = run_training(config, reporter, lambda: bool(stop), watch)
     reporter.line(describe_summary(summary, config.out or ""))
     if summary["stopped"]:
         print(f"{stop[0].name}: saved; go on with the same command and --resume", file=sys.stderr)

@@ -16,6 +16,8 @@ from jaxdp.report.board import check_tensorboard
 from jaxdp.report.progress import Reporter, SilentReporter
 from jaxdp.report.record import Stopwatch, write_failure, write_report
 from jaxdp.report.runfolder import check_run_folder, create_run_folder, write_json
+from jaxdp.runtime.phases import END, SAVE
+from jaxdp.runtime.watch import Watch
 from jaxdp.training.introduction import introduction
 from jaxdp.training.resuming import Meta, check_unchanged, told_form
 from jaxdp.training.session import Session
@@ -26,6 +28,7 @@ def run_training(
     config: Config,
     reporter: Reporter | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Trains as `config` says, in the run folder `config.out`.
 
@@ -33,6 +36,7 @@ def run_training(
       config: from `jaxdp.config.load_config`.
       reporter: where progress is told; nowhere by default.
       should_stop: asked before every step; True saves and returns.
+      watch: told of each phase and step from the compilation on; nobody by default.
 
     Returns:
       What summary.json holds; `stopped` is True if the run is not complete.
@@ -41,7 +45,7 @@ def run_training(
       UserError: the configuration, the data or the run folder do not fit.
       NumericsError, StorageError: the run ended early.
     """
-    reporter, clock = reporter or SilentReporter(), Stopwatch()
+    reporter, clock, watch = reporter or SilentReporter(), Stopwatch(), watch or Watch()
     out = Path(config.out or "runs/default")
     resuming = check_run_folder(out, config.resume)
     changes = check_unchanged(config, out) if resuming else []
@@ -55,7 +59,9 @@ def run_training(
     # the final save is complete when the context is left, before anything calls the run done
     form = told_form(config, job.step.form, reporter)
     with Checkpoints(out / "checkpoints", config.checkpoint.keep, form) as checkpoints:
-        session = Session(config, job, choice, out, checkpoints, guard, reporter, clock, meta)
+        session = Session(
+            config, job, choice, out, checkpoints, guard, reporter, clock, meta, watch
+        )
         if resuming:
             state = session.resume(state)
         if (summary := complete(out, int(state.step), config.steps)) is not None:
@@ -65,11 +71,13 @@ def run_training(
             reporter.line(line)
         try:
             result = session.fit(state, should_stop)
+            watch.enter(SAVE, result.step)
             with clock.on("saving"):
                 checkpoints.wait()
         except (NumericsError, StorageError) as error:
             write_failure(out, error, clock, reporter, guard.record())
             raise
+    watch.enter(END, result.step)
     summary = summarize(choice, job, result, config.steps, session.meta, guard, clock)
     write_json(out / "summary.json", summary)
     write_report(out, reporter)
