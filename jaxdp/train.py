@@ -33,13 +33,13 @@ def _main(argv: Sequence[str]) -> int:
         print(help_text(prog=PROG))
         return Exit.DONE
     config = load_config(args.config_path, args.overrides)
-    if config.out is None:
-        name = Path(args.config_path).stem if args.config_path else "default"
-        config = config.model_copy(update={"out": f"runs/{name}"})
+    name = Path(args.config_path).stem if args.config_path else "default"
+    out = config.out or f"runs/{name}"
+    config = config.model_copy(update={"out": out})
     if args.print_config:
         print(to_yaml(config), end="")
         return Exit.DONE
-    with watching(int(os.environ.get("JAX_PROCESS_ID") or 0), Path(config.out)) as watch:
+    with watching(int(os.environ.get("JAX_PROCESS_ID") or 0), Path(out)) as watch:
         watch.enter(START, 0)
         return _train(config, watch)
 
