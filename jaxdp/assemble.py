@@ -50,7 +50,7 @@ class Job:
       step, eval_step: compiled when first called.
       make_step: this run's step builder with its arguments, of which any can be replaced.
       init: makes the state before step 0.
-      evaluate: state -> means over the held-out examples.
+      evaluate: state -> means over the held-out examples; `on_batch` as in `evaluate`.
     """
 
     dataset: Dataset
@@ -61,7 +61,7 @@ class Job:
     make_step: Callable[..., TrainStep]
     eval_step: EvalStep
     init: Callable[[], TrainState]
-    evaluate: Callable[[TrainState], dict[str, float]]
+    evaluate: Callable[..., dict[str, float]]
 
 
 def load_data(config: Config) -> Dataset:
@@ -174,8 +174,9 @@ def assemble(
         key = jax.random.fold_in(jax.random.key(config.seed, impl="threefry2x32"), _INIT_FOLD)
         return step.init(*jax.jit(model.init)(key))
 
-    def evaluate_heldout(state: TrainState) -> dict[str, float]:
+    def evaluate_heldout(state: TrainState, **more: Callable[[], None]) -> dict[str, float]:
         batches = eval_batches(dataset.heldout, batch, eval_step.rows(batch))
-        return evaluate(eval_step, state.params, state.model_state, batches, own_rows=True)
+        params, model_state = state.params, state.model_state
+        return evaluate(eval_step, params, model_state, batches, own_rows=True, **more)
 
     return Job(dataset, loader, mesh, loss_fn, step, make_step, eval_step, init, evaluate_heldout)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from jaxdp.errors import Exit, interrupted_at_once
 from jaxdp.runtime.joining import join
 from jaxdp.runtime.leaving import run_worker
+from jaxdp.runtime.phases import START
 from jaxdp.runtime.place import Place
 from jaxdp.runtime.stopping import stop_requests
+from jaxdp.runtime.watch import Watch, watching
 
 if TYPE_CHECKING:
     from jaxdp.config import Config
@@ -32,19 +34,21 @@ def _main(argv: Sequence[str], place: Place | None) -> int:
         print(help_text(prog=PROG))
         return Exit.DONE
     config = load_config(args.config_path, args.overrides)
-    if config.out is None:
-        name = Path(args.config_path).stem if args.config_path else "default"
-        config = config.model_copy(update={"out": f"runs/{name}"})
+    name = Path(args.config_path).stem if args.config_path else "default"
+    out = config.out or f"runs/{name}"
+    config = config.model_copy(update={"out": out})
     if args.print_config:
         print(to_yaml(config), end="")
         return Exit.DONE
-    if place is not None:
-        with interrupted_at_once():
-            join(place, agreed_keys(config))
-    return _train(config)
+    with watching(place.rank if place else 0, Path(out)) as watch:
+        watch.enter(START, 0)
+        if place is not None:
+            with interrupted_at_once():
+                join(place, agreed_keys(config))
+        return _train(config, watch)
 
 
-def _train(config: "Config") -> int:
+def _train(config: "Config", watch: Watch) -> int:
     # JAX starts here, after every mistake that can be found without it
     with interrupted_at_once():
         from jaxdp import peers
@@ -55,7 +59,7 @@ def _train(config: "Config") -> int:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with stop_requests(peers.joined()) as stop:
         reporter = make_reporter(config.log.progress if peers.is_first() else "none", config.steps)
-        summary = run_training(config, reporter, stop.asked, stop.at)
+        summary = run_training(config, reporter, stop.asked, stop.at, watch)
     reporter.line(describe_summary(summary, config.out or ""))
     if not summary["stopped"]:
         return Exit.DONE

@@ -22,6 +22,8 @@ from jaxdp.report.runfolder import (
     create_run_folder,
     write_json,
 )
+from jaxdp.runtime.phases import END, SAVE
+from jaxdp.runtime.watch import Watch
 from jaxdp.training.introduction import introduction
 from jaxdp.training.resuming import Meta, check_unchanged, told_form
 from jaxdp.training.session import Session
@@ -33,6 +35,7 @@ def run_training(
     reporter: Reporter | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     stop_at: Callable[[int], bool] = lambda step: False,
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Trains as `config` says, in the run folder `config.out`.
 
@@ -44,6 +47,7 @@ def run_training(
       should_stop: asked before every step; True saves and returns.
       stop_at: the same, asked with the number of steps so far.  Of several processes all must get
         the same answers.
+      watch: told of each phase and step from the compilation on; nobody by default.
 
     Returns:
       What summary.json holds; `stopped` is True if the run is not complete.
@@ -52,7 +56,7 @@ def run_training(
       UserError: the configuration, the data or the run folder do not fit.
       NumericsError, StorageError: the run ended early.
     """
-    reporter, clock = reporter or SilentReporter(), Stopwatch()
+    reporter, clock, watch = reporter or SilentReporter(), Stopwatch(), watch or Watch()
     if not peers.is_first():
         reporter = SilentReporter()
     out = Path(config.out or "runs/default")
@@ -68,7 +72,9 @@ def run_training(
     # the final save is complete when the context is left, before anything calls the run done
     form = told_form(config, job.step.form, reporter)
     with Checkpoints(out / "checkpoints", config.checkpoint.keep, form) as checkpoints:
-        session = Session(config, job, choice, out, checkpoints, guard, reporter, clock, meta)
+        session = Session(
+            config, job, choice, out, checkpoints, guard, reporter, clock, meta, watch
+        )
         if resuming:
             state = session.resume(state)
         step = int(state.step)
@@ -80,12 +86,14 @@ def run_training(
             reporter.line(line)
         try:
             result = session.fit(state, should_stop, stop_at)
+            watch.enter(SAVE, result.step)
             with clock.on("saving"):
                 checkpoints.wait()
         except (NumericsError, StorageError) as error:
             if peers.is_first():
                 write_failure(out, error, clock, reporter, guard.record())
             raise
+    watch.enter(END, result.step)
     summary = summarize(choice, job, result, config.steps, session.meta, guard, clock)
     if peers.is_first():
         write_json(out / "summary.json", summary)

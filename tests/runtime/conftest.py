@@ -115,3 +115,9 @@ def start_processes(tmp_path_factory, request):
     yield start
     for processes in started:
         processes.end()
+
+
+@pytest.fixture
+def free_address():
+    """An address of this machine on which nobody listens."""
+    return f"127.0.0.1:{free_port()}"
