@@ -122,7 +122,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 class Child:
-    """A process that was started, until `started` reaps it: till then its number is its own.
+    """A process that was started.  Until its crew reaps it, its number is its own.
 
     Attributes:
       rank: its number among all.
@@ -204,6 +204,7 @@ class Crew:
             # its code first: reaping forgets it
             while child.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.005)
+            self._janitor.note("reaped", child.process.pid)
             if child.code is not None:
                 child.process.wait()
         return left
@@ -224,7 +225,7 @@ class Janitor:
         self.note("mark", mark)
 
     def note(self, kind: str, value: object) -> None:
-        """Tells it about a session or a folder."""
+        """Tells it what to clear up, or no more; the words are those of `reaping.watch_over`."""
         with contextlib.suppress(BrokenPipeError):  # it was killed: then only we clear up
             assert self._process.stdin is not None
             self._process.stdin.write(f"{kind} {value}\n".encode())

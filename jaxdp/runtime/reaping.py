@@ -107,7 +107,11 @@ def _kill(pid: int, job: Job) -> None:
 
 
 def watch_over(lines: Iterable[str]) -> None:
-    """Takes notes (`mark M`, `session PID`, `folder PATH`); acts on them unless `done` comes."""
+    """Takes notes, one a line, and acts on them when they end, unless the last is `done`.
+
+    `mark M`; `session PID`; `reaped PID`, a session whose number may be anybody's from now on;
+    `folder PATH`, to be removed.
+    """
     mark, sessions, folders = "", set(), []
     for line in lines:
         kind, _, value = line.rstrip("\n").partition(" ")
@@ -117,6 +121,8 @@ def watch_over(lines: Iterable[str]) -> None:
             mark = value
         elif kind == "session":
             sessions.add(int(value))
+        elif kind == "reaped":
+            sessions.discard(int(value))
         elif kind == "folder":
             folders.append(value)
     # a number that became free since then may be another process's by now

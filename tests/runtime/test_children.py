@@ -111,6 +111,19 @@ def test_members_are_found_by_session_and_by_mark(process):
         assert {process.wait(10), other.wait(10)} == {-signal.SIGKILL}
 
 
+def test_the_janitor_acts_when_its_notes_end(process, tmp_path):
+    folder = tmp_path / "f"
+    (folder / "g").mkdir(parents=True)
+    notes = ["mark m2\n", f"session {process.pid}\n", f"folder {folder}\n"]
+    reaping.watch_over([*notes, "done\n"])
+    reaping.watch_over(["mark m2\n", f"session {process.pid}\n", f"reaped {process.pid}\n"])
+    assert process.poll() is None
+    assert folder.exists()
+    reaping.watch_over(notes)
+    assert process.wait(10) == -signal.SIGKILL
+    assert not folder.exists()
+
+
 def test_a_command_tied_to_its_parent_ends_with_it():
     tied = Path(reaping.__file__).with_name("tied.py")
     code = (
