@@ -68,7 +68,7 @@ def test_words_that_are_no_text_and_descriptors_that_are_closed():
         "try: sys.exit(os.read(read, 1))\n"
         "except BlockingIOError: pass"
     )
-    program = PROGRAM.replace("output =", "import os; os.close(2); output =") + body
+    program = PROGRAM.replace("output =", "import os; os.close(1); os.close(2); output =") + body
     subprocess.run([sys.executable, "-c", program, "0"], check=True, timeout=60)
 
 
