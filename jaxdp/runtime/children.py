@@ -69,23 +69,19 @@ def check_count(nproc: int) -> None:
 
 
 def environment(base: Mapping[str, str], world: World, rank: int, mark: str) -> dict[str, str]:
-    """The environment of a rank; what an outer launcher set for its own ranks is left out.
-
-    A single process gets no coordinator: it needs none, and joins nobody.
-    """
+    """The environment of a rank; what an outer launcher set for its own ranks is left out."""
     local = rank - world.first
     given = {name: text for name, text in base.items() if name not in (*_JAX, *_OURS)}
     given |= {
         reaping.MARK: f"{base[reaping.MARK]}:{mark}" if reaping.MARK in base else mark,
         "JAXDP_CONTROL": str(world.control),
         "JAXDP_ATTEMPT": str(world.attempt),
+        "JAXDP_LOCAL_RANK": str(local),
         "PYTHONUNBUFFERED": "1",  # lines come when they are printed, also a killed process's last
     }
-    if world.size > 1:
-        given |= dict(zip(_JAX, (world.address, str(world.size), str(rank)), strict=True))
-        given["JAXDP_LOCAL_RANK"] = str(local)
-        if world.bind:
-            given["JAXDP_COORDINATOR_BIND"] = world.bind
+    given |= dict(zip(_JAX, (world.address, str(world.size), str(rank)), strict=True))
+    if world.bind:
+        given["JAXDP_COORDINATOR_BIND"] = world.bind
     if world.cores:
         given["JAXDP_CORES"] = ",".join(map(str, world.cores[local]))
     if world.devices:

@@ -40,13 +40,6 @@ def test_the_environment_of_a_rank():
     }
 
 
-def test_one_process_joins_nobody():
-    alone = World(1, 0, 1, "h:1", "h", Path("/c"), 0)
-    given = environment({"JAX_PROCESS_ID": "7"}, alone, 0, "m")
-    assert not {name for name in given if name.startswith("JAX_")}
-    assert "JAXDP_COORDINATOR_BIND" not in given
-
-
 def test_shares_are_disjoint_and_equal(rng):
     for _ in range(20):
         cores = sorted(rng.choice(64, rng.integers(1, 33), replace=False).tolist())
