@@ -138,6 +138,8 @@ class _Run:
         deaths = list(self._deaths.values())
         told = self._told or self._first_told(deaths)
         code = outcome(deaths, told, self._requests.number)
+        if told is not None and told.code != code:  # of a job that was asked to end
+            told = None
         return Ending(code, told, self._watcher.farthest, self._watcher.beats)
 
     def _first_told(self, deaths: Sequence[Death]) -> Told | None:

@@ -69,23 +69,19 @@ def check_count(nproc: int) -> None:
 
 
 def environment(base: Mapping[str, str], world: World, rank: int, mark: str) -> dict[str, str]:
-    """The environment of a rank; what an outer launcher set for its own ranks is left out.
-
-    A single process gets no coordinator: it needs none, and joins nobody.
-    """
+    """The environment of a rank; what an outer launcher set for its own ranks is left out."""
     local = rank - world.first
     given = {name: text for name, text in base.items() if name not in (*_JAX, *_OURS)}
     given |= {
         reaping.MARK: f"{base[reaping.MARK]}:{mark}" if reaping.MARK in base else mark,
         "JAXDP_CONTROL": str(world.control),
         "JAXDP_ATTEMPT": str(world.attempt),
+        "JAXDP_LOCAL_RANK": str(local),
         "PYTHONUNBUFFERED": "1",  # lines come when they are printed, also a killed process's last
     }
-    if world.size > 1:
-        given |= dict(zip(_JAX, (world.address, str(world.size), str(rank)), strict=True))
-        given["JAXDP_LOCAL_RANK"] = str(local)
-        if world.bind:
-            given["JAXDP_COORDINATOR_BIND"] = world.bind
+    given |= dict(zip(_JAX, (world.address, str(world.size), str(rank)), strict=True))
+    if world.bind:
+        given["JAXDP_COORDINATOR_BIND"] = world.bind
     if world.cores:
         given["JAXDP_CORES"] = ",".join(map(str, world.cores[local]))
     if world.devices:
@@ -122,7 +118,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 class Child:
-    """A process that was started, until `started` reaps it: till then its number is its own.
+    """A process that was started.  Until its crew reaps it, its number is its own.
 
     Attributes:
       rank: its number among all.
@@ -204,6 +200,7 @@ class Crew:
             # its code first: reaping forgets it
             while child.poll() is None and time.monotonic() < deadline:
                 time.sleep(0.005)
+            self._janitor.note("reaped", child.process.pid)
             if child.code is not None:
                 child.process.wait()
         return left
@@ -224,7 +221,7 @@ class Janitor:
         self.note("mark", mark)
 
     def note(self, kind: str, value: object) -> None:
-        """Tells it about a session or a folder."""
+        """Tells it what to clear up, or no more; the words are those of `reaping.watch_over`."""
         with contextlib.suppress(BrokenPipeError):  # it was killed: then only we clear up
             assert self._process.stdin is not None
             self._process.stdin.write(f"{kind} {value}\n".encode())

@@ -26,6 +26,11 @@ _DEADLINES = {
     SAVE: (1800, "a save"),
     END: (300, "the report, and leaving together"),
 }
+_NOT_HERE = {
+    "jaxdp.compare": "it starts its processes itself: python -m jaxdp.compare --nproc-per-node N",
+    "jaxdp.check": "it is one process, with as many emulated devices as the configuration has",
+    "jaxdp.launch": "that is this program",
+}
 _EPILOG = """\
 Everything after -m is the program and its arguments, as `python -m` takes them.  Each process
 gets JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID; to jaxdp.train, --resume auto
@@ -266,6 +271,8 @@ def _check_module(name: str) -> None:
     """Looks for a module without importing it, nor its packages: they might import JAX."""
     if name.endswith(".py") or "/" in name:
         raise UserError(f"-m {name}: a file; expected the name of a module, without .py")
+    if name in _NOT_HERE:
+        raise UserError(f"-m {name}: {_NOT_HERE[name]}")
     parts, paths = name.split("."), None
     for i in range(len(parts)):
         spec = _find(".".join(parts[: i + 1]), paths)

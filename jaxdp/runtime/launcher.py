@@ -16,7 +16,8 @@ from jaxdp.runtime.launch_options import LaunchOptions
 from jaxdp.runtime.output import Output
 from jaxdp.runtime.phases import EVALUATION, SAVE, STEP
 from jaxdp.runtime.requests import Requests, noted_requests
-from jaxdp.runtime.restarting import FINAL, End, History, Rules, decide
+from jaxdp.runtime.restarting import Decision, End, History, Rules, decide
+from jaxdp.wording import counted
 
 TRAINER = "jaxdp.train"
 _LOOPBACK = "127.0.0.1"
@@ -68,7 +69,7 @@ def _attempts(
             return ending.code
         decision = decide(rules, history, _end(ending))
         if decision.delay_s is None:
-            if ending.code not in FINAL or history.nproc < rules.nproc:
+            if decision.why:
                 output.say(f"launch: given up: {decision.why}")
             return ending.code
         history, attempt = decision.history, attempt + 1
@@ -96,10 +97,10 @@ def _tell(output: Output, ending: Ending, logs: Path | None) -> None:
     if logs is not None:
         output.say(f"launch: all that the ranks wrote is in {logs}")
     elif held:
-        output.say(f"launch: {held} lines of all ranks were held back; --log-dir keeps them")
+        output.say(f"launch: held back of all ranks: {counted(held, 'line')}; --log-dir keeps them")
 
 
-def _restart(options: LaunchOptions, nproc: int, attempt: int, decision) -> str:
+def _restart(options: LaunchOptions, nproc: int, attempt: int, decision: Decision) -> str:
     whence = " from the last checkpoint" if options.module == TRAINER else ""
     many = f" with {nproc} processes" if nproc < options.nproc else ""
     when = f" in {decision.delay_s:g} s" if decision.delay_s else ""

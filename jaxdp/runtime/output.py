@@ -61,6 +61,15 @@ def _last_state(line: bytes) -> bytes:
     return line.rstrip(b"\r").rpartition(b"\r")[2]
 
 
+def _fill_descriptors() -> None:
+    """Opens what our caller closed (`2>&-`): a pipe would get its number, and then our words."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+
+
 class _Waiting(NamedTuple):
     due: float
     stream: int
@@ -75,6 +84,7 @@ class Output:
     """
 
     def __init__(self, delay_s: float = _DELAY_S):
+        _fill_descriptors()
         self.reader_left = False
         self._delay_s = delay_s
         self._changed = threading.Condition()
@@ -91,7 +101,8 @@ class Output:
     def say(self, text: str) -> None:
         """Shows words of the launcher itself, on the error stream."""
         with self._changed:
-            self._own.extend(_Waiting(0.0, ERR, line.encode()) for line in text.split("\n"))
+            lines = text.encode(errors="replace").split(b"\n")
+            self._own.extend(_Waiting(0.0, ERR, line) for line in lines)
             self._changed.notify_all()
 
     def show(self, rank: int, stream: int, line: bytes) -> None:
@@ -104,7 +115,7 @@ class Output:
             else:
                 due = time.monotonic() + self._delay_s
                 self._theirs.append(_Waiting(due, stream, b"[%d] %s" % (rank, line)))
-                self._bytes += len(line)
+                self._bytes += len(self._theirs[-1].line)
                 self._changed.notify_all()
 
     def hold(self) -> None:

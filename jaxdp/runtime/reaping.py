@@ -47,10 +47,10 @@ def end_job(job: Job, within_s: float = 2.0) -> list[int]:
     Returns:
       Process ids that are still there: one inside a call to a dead disk, for example.
     """
+    for session in job.sessions if job.before == math.inf else ():  # most of them, at once
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(session, signal.SIGKILL)
     if not os.path.isdir("/proc/self"):
-        for session in job.sessions:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(session, signal.SIGKILL)
         return []
     deadline = time.monotonic() + within_s
     while found := members(job):
@@ -107,7 +107,11 @@ def _kill(pid: int, job: Job) -> None:
 
 
 def watch_over(lines: Iterable[str]) -> None:
-    """Takes notes (`mark M`, `session PID`, `folder PATH`); acts on them unless `done` comes."""
+    """Takes notes, one a line, and acts on them when they end, unless the last is `done`.
+
+    `mark M`; `session PID`; `reaped PID`, a session whose number may be anybody's from now on;
+    `folder PATH`, to be removed.
+    """
     mark, sessions, folders = "", set(), []
     for line in lines:
         kind, _, value = line.rstrip("\n").partition(" ")
@@ -117,6 +121,8 @@ def watch_over(lines: Iterable[str]) -> None:
             mark = value
         elif kind == "session":
             sessions.add(int(value))
+        elif kind == "reaped":
+            sessions.discard(int(value))
         elif kind == "folder":
             folders.append(value)
     # a number that became free since then may be another process's by now

@@ -77,7 +77,7 @@ def act(action, step):
             children()
         case "nap":
             beat(SAVE, step)
-            time.sleep(1.5)
+            time.sleep(2.5)
         case "talk":
             for i in range(50_000):
                 print(f"{RANK} says line {i}")

@@ -40,13 +40,6 @@ def test_the_environment_of_a_rank():
     }
 
 
-def test_one_process_joins_nobody():
-    alone = World(1, 0, 1, "h:1", "h", Path("/c"), 0)
-    given = environment({"JAX_PROCESS_ID": "7"}, alone, 0, "m")
-    assert not {name for name in given if name.startswith("JAX_")}
-    assert "JAXDP_COORDINATOR_BIND" not in given
-
-
 def test_shares_are_disjoint_and_equal(rng):
     for _ in range(20):
         cores = sorted(rng.choice(64, rng.integers(1, 33), replace=False).tolist())
@@ -109,6 +102,19 @@ def test_members_are_found_by_session_and_by_mark(process):
         assert members(Job("m1", frozenset({process.pid}), before=0.0)) == [other.pid]
         assert end_job(job) == []
         assert {process.wait(10), other.wait(10)} == {-signal.SIGKILL}
+
+
+def test_the_janitor_acts_when_its_notes_end(process, tmp_path):
+    folder = tmp_path / "f"
+    (folder / "g").mkdir(parents=True)
+    notes = ["mark m2\n", f"session {process.pid}\n", f"folder {folder}\n"]
+    reaping.watch_over([*notes, "done\n"])
+    reaping.watch_over(["mark m2\n", f"session {process.pid}\n", f"reaped {process.pid}\n"])
+    assert process.poll() is None
+    assert folder.exists()
+    reaping.watch_over(notes)
+    assert process.wait(10) == -signal.SIGKILL
+    assert not folder.exists()
 
 
 def test_a_command_tied_to_its_parent_ends_with_it():

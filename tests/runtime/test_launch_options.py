@@ -59,6 +59,7 @@ def test_addresses(address):
         (["-m", "no_such_module"], "-m no_such_module: no such module"),
         (["-m", "jaxdp.train.x"], "-m jaxdp.train.x: no such module: jaxdp.train is no package"),
         (["-m", "jaxdp.data"], "-m jaxdp.data: a package without __main__"),
+        (["-m", "jaxdp.compare"], "-m jaxdp.compare: it starts its processes itself: "),
         (["-m", "train.py"], "-m train.py: a file; expected the name of a module, without .py"),
     ],
 )

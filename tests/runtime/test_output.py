@@ -60,6 +60,18 @@ def test_streams_stay_apart_and_each_line_has_its_rank():
     assert sorted(found.stderr.splitlines()) == ["[11] two", "launch: three"]
 
 
+def test_words_that_are_no_text_and_descriptors_that_are_closed():
+    assert written(r"output.say('bad \udcff name')").stderr == "bad ? name\n"
+    body = (
+        "read, write = os.pipe(); output.say('lost'); output.close()\n"
+        "assert write > 2; os.set_blocking(read, False)\n"
+        "try: sys.exit(os.read(read, 1))\n"
+        "except BlockingIOError: pass"
+    )
+    program = PROGRAM.replace("output =", "import os; os.close(1); os.close(2); output =") + body
+    subprocess.run([sys.executable, "-c", program, "0"], check=True, timeout=60)
+
+
 def test_what_came_a_moment_before_a_failure_is_held_back():
     found = written(
         "output.show(0, OUT, b'old'); time.sleep(0.6)\n"
