@@ -9,15 +9,15 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jaxdp import peers
-from jaxdp.data import Loader, Prefetch, prefetch
-from jaxdp.errors import NumericsError, UserError
+from jaxdp.data import Prefetch, prefetch
+from jaxdp.errors import NumericsError
+from jaxdp.feeding import Batches, placing
 from jaxdp.guard import FaultError, Guard
 from jaxdp.mesh import replicate
 from jaxdp.runtime.exchange import compare_leaves, compare_programs
@@ -26,24 +26,11 @@ from jaxdp.runtime.stragglers import Own
 from jaxdp.runtime.watch import Watch
 from jaxdp.state import TrainState
 from jaxdp.steps import CompiledStep, TrainStep
-from jaxdp.trees import digest
-from jaxdp.types import Batch
 from jaxdp.wording import counted
 
 _IN_FLIGHT = 2  # steps dispatched and not known to be finished
 
 Row = dict[str, Any]
-
-
-class Batches(Protocol):
-    """The data stream: a function of the step, the same in every process.
-
-    Of a `jaxdp.data.Loader` each process reads its own rows alone.
-    """
-
-    def batch(self, step: int) -> Batch:
-        """The global batch of a step, NumPy arrays `[B, ...]`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -134,7 +121,7 @@ def fit(
     watch.enter(COMPILE, first)
     compare_leaves(state)
     guard.compare_start(step.mesh, first, state)
-    placed = _placing(step, batches, first)
+    placed = placing(step, batches, first)
     started = time.perf_counter()
     lowered = step.run.lower(state, placed(first))
     compare_programs(lowered)
@@ -165,26 +152,6 @@ class _Hooks(NamedTuple):
     should_stop: Callable[[int], bool]
     stragglers: Every | None
     watch: Watch
-
-
-def _placing(step: TrainStep, batches: Batches, first: int) -> Callable[[int], Any]:
-    """step -> its batch on the devices, of which this process reads no more than it has to.
-
-    Raises:
-      UserError: the processes' streams differ in the first batch.
-    """
-    if isinstance(batches, Loader):
-        rows = step.rows(batches.global_batch)
-        return lambda t: step.place_rows(batches.batch(t, rows))
-    if peers.joined() > 1:
-        found = peers.from_all(digest(dict(batches.batch(first))))
-        if other := [r for r, text in enumerate(found) if text != found[0]]:
-            raise UserError(
-                f"batches: the batch of step {first} in process {other[0]} is not that of process "
-                "0; expected the global batch in every process, which takes its rows of it: with a "
-                "jaxdp.data.Loader each reads these alone"
-            )
-    return lambda t: step.place(batches.batch(t))
 
 
 def _train(

@@ -29,7 +29,7 @@ FLOORS = [
     },
     {"gradients", "steps"},
     {"checkpoints", "evaluation", "guard"},
-    {"loop", "report", "runtime"},
+    {"feeding", "loop", "report", "runtime"},
     {"assemble"},
     {"comparison", "choosing"},
     {"training", "checking"},

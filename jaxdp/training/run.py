@@ -25,7 +25,7 @@ from jaxdp.report.runfolder import (
 from jaxdp.runtime.phases import END, SAVE
 from jaxdp.runtime.watch import Watch
 from jaxdp.training.introduction import introduction
-from jaxdp.training.resuming import Meta, check_unchanged, told_form
+from jaxdp.training.resuming import Meta, check_same_data, check_unchanged, told_form
 from jaxdp.training.session import Session
 from jaxdp.training.summary import complete, summarize
 
@@ -110,6 +110,7 @@ def _going_on(config: Config, out: Path) -> tuple[bool, list[str]]:
 def _prepare(config: Config) -> tuple[Job, Choice]:
     """The parts of a run, and the algorithm that it uses; writes nothing."""
     dataset = load_data(config)
+    check_same_data(dataset.facts)
     check_names(config, dataset)
     devices = use_devices(config.devices)
     if mistakes := check_devices(config, len(devices)):

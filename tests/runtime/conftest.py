@@ -33,9 +33,8 @@ class Processes:
 
     def __init__(self, argv, n, folder, environment):
         self.folder = folder
-        plain = {
-            k: v for k, v in os.environ.items() if not k.startswith(("JAX_", "JAXDP_", "XLA_"))
-        }
+        ours = ("JAX_", "JAXDP_", "XLA_", "TF_")  # JAX has set some of them in this process
+        plain = {k: v for k, v in os.environ.items() if not k.startswith(ours)}
         plain |= {"JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
         address = f"127.0.0.1:{free_port()}"
         self.running = []

@@ -56,6 +56,14 @@ def other_start(folder, keys):
     fit(job.step, job.step.init(params), job.loader, 1)
 
 
+def other_data(folder, keys):
+    """Hosts whose files differ."""
+    rng, path = np.random.default_rng(jax.process_index()), folder / f"{jax.process_index()}.npz"
+    inputs = rng.normal(size=(96, 4)).astype(np.float32)
+    np.savez(path, inputs=inputs, label=np.arange(96) % 3)
+    train(folder, keys | {"data.kind": "npz", "data.path": str(path)})
+
+
 def own_stream(folder, keys, size):
     """A stream of the user's own; every process gives `size` examples, of its own if not all."""
     job = parts(keys)
