@@ -87,7 +87,15 @@ def test_every_public_name_is_there():
 
 
 @pytest.mark.parametrize(
-    "module", ["jaxdp", "jaxdp.config", "jaxdp.train", "jaxdp.compare", "jaxdp.check"]
+    "module",
+    [
+        "jaxdp",
+        "jaxdp.config",
+        "jaxdp.train",
+        "jaxdp.compare",
+        "jaxdp.check",
+        "jaxdp.runtime.joining",
+    ],
 )
 def test_no_jax_before_it_is_needed(module):
     code = f"import sys, {module}; sys.exit('jax' in sys.modules)"
