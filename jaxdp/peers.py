@@ -42,7 +42,7 @@ def from_first(make: Callable[[], T]) -> T:
     if joined() == 1:
         return make()
     key = f"jaxdp/{next(_calls)}"
-    client = distributed.global_state.client
+    client = _client()
     if not is_first():
         return _opened(client.blocking_key_value_get(key, _WAIT_MS))
     try:
@@ -58,7 +58,7 @@ def from_all(value: Any) -> list[Any]:
     """The JSON value of every process, by the processes' numbers."""
     if joined() == 1:
         return [value]
-    key, client = f"jaxdp/{next(_calls)}", distributed.global_state.client
+    key, client = f"jaxdp/{next(_calls)}", _client()
     client.key_value_set(f"{key}/{distributed.global_state.process_id}", json.dumps(value))
     found = (client.blocking_key_value_get(f"{key}/{r}", _WAIT_MS) for r in range(joined()))
     return [json.loads(text) for text in found]
@@ -67,7 +67,13 @@ def from_all(value: Any) -> list[Any]:
 def wait_for_all() -> None:
     """Returns when every process has come here."""
     if joined() > 1:
-        distributed.global_state.client.wait_at_barrier(f"jaxdp/{next(_calls)}", _WAIT_MS)
+        _client().wait_at_barrier(f"jaxdp/{next(_calls)}", _WAIT_MS)
+
+
+def _client() -> Any:
+    client = distributed.global_state.client
+    assert client is not None  # who has joined has one
+    return client
 
 
 def _opened(text: str) -> Any:

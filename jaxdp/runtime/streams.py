@@ -5,11 +5,12 @@ import sys
 
 
 def hide_native_output() -> None:
-    """Keeps what libraries write past Python to standard output from ours.
+    """Keeps what libraries write past Python from our lines; to be called before JAX starts.
 
-    Gloo greets each of its peers there, between the lines of a run.  Errors go to the other stream,
-    and stay.  `print` goes where it went before.
+    Gloo greets each of its peers on standard output, and XLA warns on the other stream that it was
+    asked to stop.  Errors stay.  `print` goes where it went before.
     """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # read once, when JAX is loaded
     if sys.stdout is None:  # closed by whoever started us
         return
     sys.stdout.flush()

@@ -164,6 +164,7 @@ def _gathered(leaf: jax.Array, whole: jax.ShapeDtypeStruct) -> Any:
     if not leaf.ndim:
         return leaf
     assert isinstance(leaf.sharding, NamedSharding)
+    assert isinstance(leaf.sharding.mesh, Mesh)
     return uncut(jax.device_get(everywhere(leaf.sharding.mesh, leaf)), whole.shape)
 
 

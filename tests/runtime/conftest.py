@@ -13,6 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 LIMIT_S = 240  # far more than anything takes: only a hang comes to it
+AFTER_S = 20  # what is left is killed so long after the first failure
 
 
 class Ended(NamedTuple):
@@ -66,15 +67,16 @@ class Processes:
             time.sleep(0.02)
 
     def wait(self):
-        """Waits for all; how each ended, by rank."""
+        """Waits for all; how each ended, by rank: killed by us (-9) if it outlived a failure."""
         deadline = time.monotonic() + LIMIT_S
-        try:
-            codes = [p.wait(max(0, deadline - time.monotonic())) for p in self.running]
-        finally:
-            self.end()
-        return [
-            Ended(code, self.text("out", r), self.text("err", r)) for r, code in enumerate(codes)
-        ]
+        while (codes := [p.poll() for p in self.running]).count(None):
+            if any(codes):
+                deadline = min(deadline, time.monotonic() + AFTER_S)
+            if time.monotonic() > deadline:
+                self.end()
+            time.sleep(0.02)
+        texts = ((self.text("out", rank), self.text("err", rank)) for rank in range(len(codes)))
+        return [Ended(code, *both) for code, both in zip(codes, texts, strict=True)]
 
     def text(self, stream, rank):
         """What a process has written so far, to "out" or "err"."""

@@ -41,7 +41,8 @@ def here(keys, stop=None):
 
 def rows_of(out):
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [(row["step"], row["loss"], row["accuracy"], row["nonfinite"]) for row in rows]
+    columns = ("step", "loss", "accuracy", "nonfinite")
+    return [tuple(np.nan if row[k] is None else row[k] for k in columns) for row in rows]
 
 
 def close(a, b, rel):
@@ -159,9 +160,9 @@ def test_c2_c11_stopped_and_resumed_on_two_one_and_two_processes(
 ):
     """Two processes are asked to stop by a signal to one; another run goes on here in between."""
     folder, found = job
-    argv = [f"--{key}={value}" for key, value in keys_of(tmp_path, "asked", devices=2).items()]
-    argv += ["--steps=6000", "--checkpoint.every=50"]
-    asked = start_processes("-m", "jaxdp.train", *dict.fromkeys(argv))
+    long = keys_of(tmp_path, "asked", devices=2, steps=6000, checkpoint__every=50)
+    argv = [f"--{key}={value}" for key, value in long.items()]
+    asked = start_processes("-m", "jaxdp.train", *argv)
     asked.wait_until(lambda: (tmp_path / "asked" / "metrics.jsonl").exists())
     asked.signal(int(rng.integers(2)), signal.SIGTERM if rng.integers(2) else signal.SIGINT)
     first, second = asked.wait()

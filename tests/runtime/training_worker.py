@@ -7,6 +7,7 @@ raises, goes to FOLDER/NAME-RANK.json.
 import json
 import os
 import sys
+import traceback
 from pathlib import Path
 
 import jax
@@ -82,4 +83,9 @@ def main(folder, todo):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    try:
+        main(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # JAX would wait for the others at the interpreter's end
