@@ -88,7 +88,15 @@ def test_every_public_name_is_there():
 
 @pytest.mark.parametrize(
     "module",
-    ["jaxdp", "jaxdp.config", "jaxdp.train", "jaxdp.compare", "jaxdp.check", "jaxdp.launch"],
+    [
+        "jaxdp",
+        "jaxdp.config",
+        "jaxdp.train",
+        "jaxdp.compare",
+        "jaxdp.check",
+        "jaxdp.launch",
+        "jaxdp.runtime.joining",
+    ],
 )
 def test_no_jax_before_it_is_needed(module):
     code = f"import sys, {module}; sys.exit('jax' in sys.modules)"

@@ -95,7 +95,8 @@ def run_worker(program: Callable[[Place | None], int]) -> int:
         return exit_code(lambda: program(place))
     try:
         code = program(place)
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except BaseException as error:
         ending = ending_of(error)
         if ending.code:
@@ -175,14 +176,15 @@ def _say(text: str) -> None:
 
 def _depart(place: Place, code: int) -> int:
     """Leaves with the others, which have come to the end as well."""
-    if _job.lifeline is not None:
-        problem = _within(END_S, _shut_down)
-        if problem is not None:
-            line = str(_job.loss or f"the others did not come to the end: {problem}")
-            _end(place, peer_failure(place, line), _marked(place, line))
-        _job.lifeline.leave(Exit.DONE)
-        _job.lifeline.close()
-        _job.lifeline = None
+    lifeline = _job.lifeline
+    if lifeline is None:
+        return code
+    if (problem := _within(END_S, _shut_down)) is not None:
+        line = str(_job.loss or f"the others did not come to the end: {problem}")
+        _end(place, peer_failure(place, line), _marked(place, line))
+    lifeline.leave(Exit.DONE)
+    lifeline.close()
+    _job.lifeline = None
     timer = threading.Timer(_AFTERWARDS_S, os._exit, [code])
     timer.daemon = True
     timer.start()

@@ -24,7 +24,7 @@ from jaxdp.runtime.place import ADDRESS, BIND, COUNT, ID, Place
 MOST_PROCESSES = 1 << 16
 RESOLVE_S = 5.0
 _NAME_RETRY_S = 3.0
-_RELEASE_S = 2.0  # for the process that held the port before to go
+_RELEASE_S = 1.0  # for the process that held the port before to go
 
 
 class Endpoint(NamedTuple):

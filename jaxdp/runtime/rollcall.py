@@ -31,6 +31,9 @@ _RETRY_S = 0.2
 _CONNECT_S = 5.0
 _SEND_S = 2.0
 _GRACE_S = 10.0
+_HUNG_UP = "it hung up"
+_HUNG_UP_S = 10.0  # again and again: rank 0 does so where it ends, but then nobody listens
+_PATIENT_S = 1.0  # who waited for so long was rank 0
 _PICTURE_S = 3.0  # after the first difference, for the rest to report: then all can be named
 
 Tell = Callable[[str], None]
@@ -77,7 +80,7 @@ def hold_roll(server: socket.socket, own: Report, timeout_s: float, tell: Tell) 
         if missing := desk.missing():
             line = f"{ranks(missing)} of {own.size} did not come within {timeout_s:g} s"
             desk.answer({"missing": line})
-            raise PeerError(f"{line}: see why they did not start, and start all of them again")
+            raise PeerError(f"{line}: start all of them again when it is clear why")
         hosts = [r.host for r in sorted(desk.reports(), key=lambda report: report.rank)]
         desk.answer({"hosts": hosts})
         return desk.complete(hosts)
@@ -91,28 +94,49 @@ def answer_roll(endpoint: Endpoint, own: Report, timeout_s: float, tell: Tell) -
       UserError: something else answers.
       PeerError: rank 0 does not answer, or other ranks are missing, after `timeout_s` seconds.
     """
-    start = told = time.monotonic()
-    why = "no answer"
+    start = told = welcome = time.monotonic()
+    outcome = "no time"
     while (now := time.monotonic()) < start + timeout_s:
-        with ExitStack() as stack:
-            try:
-                connection = stack.enter_context(_to_rank_0(endpoint, start + timeout_s - now))
-                connection.sendall(line_of(asdict(own)))
-                # it may have come later, and then waits for longer than we would
-                until = time.monotonic() + timeout_s + _GRACE_S
-                if answer := _answer(connection, own, until, tell):
-                    roll = _accepted(answer, connection)
-                    stack.pop_all()  # it stays open
-                    return roll
-                why = "it hung up"
-            except OSError as error:  # it may start later than we do
-                why = error.strerror or str(error)
-        if now - told >= _TELL_S:
-            told = now
-            waited = f"{now - start:.0f} s of {timeout_s:g} s"
-            tell(f"rank {own.rank}: waiting for rank 0 at {endpoint}: {why} ({waited})")
+        outcome = _try(endpoint, own, timeout_s, start + timeout_s - now, tell)
+        if isinstance(outcome, Roll):
+            return outcome
+        later = time.monotonic()
+        if outcome != _HUNG_UP or later - now > _PATIENT_S:
+            welcome = later
+        if later - welcome > _HUNG_UP_S:
+            raise UserError(
+                f"{ADDRESS}: what listens at {endpoint} hangs up: is it something else, or is the "
+                f"job complete, with another process as rank {own.rank}?"
+            )
+        if later - told >= _TELL_S:
+            told = later
+            waited = f"{later - start:.0f} s of {timeout_s:g} s"
+            tell(f"rank {own.rank}: waiting for rank 0 at {endpoint}: {outcome} ({waited})")
         time.sleep(_RETRY_S)
-    raise PeerError(f"rank 0 did not answer at {endpoint} within {timeout_s:g} s: {why}")
+    raise PeerError(f"rank 0 did not answer at {endpoint} within {timeout_s:g} s: {outcome}")
+
+
+def _try(
+    endpoint: Endpoint, own: Report, timeout_s: float, left_s: float, tell: Tell
+) -> Roll | str:
+    """One connection to rank 0: the roll, or why there was none."""
+    with ExitStack() as stack:
+        try:
+            connection = stack.enter_context(
+                socket.create_connection(endpoint[:2], timeout=min(_CONNECT_S, left_s))
+            )
+            connection.sendall(line_of(asdict(own)))
+            # it may have started later, and then waits for longer than we would
+            answer = _answer(connection, own, time.monotonic() + timeout_s + _GRACE_S, tell)
+            if answer is None:
+                return _HUNG_UP
+            roll = _accepted(answer, connection)
+            stack.pop_all()  # it stays open
+            return roll
+        except (ConnectionResetError, BrokenPipeError):
+            return _HUNG_UP
+        except OSError as error:  # it may start later than we do
+            return error.strerror or str(error)
 
 
 def _waiting(missing: list[int], size: int, seconds: float, timeout_s: float) -> str:
@@ -228,10 +252,6 @@ class _Desk:
         connection.close()
 
 
-def _to_rank_0(endpoint: Endpoint, left_s: float) -> socket.socket:
-    return socket.create_connection((endpoint.host, endpoint.port), timeout=min(_CONNECT_S, left_s))
-
-
 def _answer(
     connection: socket.socket, own: Report, deadline: float, tell: Tell
 ) -> dict[str, Any] | None:
@@ -258,7 +278,7 @@ def _answer(
                     "ranks a port that is free on the host of rank 0"
                 )
             return content
-    raise PeerError(f"reported to rank 0, and was not answered in time: see what it waits for")
+    raise PeerError("reported to rank 0, and was not answered in time: see what it waits for")
 
 
 def _accepted(answer: dict[str, Any], connection: socket.socket) -> Roll:

@@ -119,7 +119,8 @@ def test_first_host_of_slurms_list(nodes, first):
 def test_open_mpi_on_one_host_needs_no_address():
     place = found(open_mpi())
     assert (place.rank, place.size, place.found_by) == (1, 2, "Open MPI")
-    assert place.address.startswith("127.0.0.1:") and place.one_host
+    assert place.address.startswith("127.0.0.1:")
+    assert place.one_host
     assert found(open_mpi(OMPI_COMM_WORLD_RANK="0")).address == place.address
 
 

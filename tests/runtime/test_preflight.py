@@ -50,7 +50,8 @@ def test_addresses(address, parts):
 def test_p2_an_address_that_cannot_be(address, told):
     with pytest.raises(UserError, match=told) as error:
         checked(at(address))
-    assert len(error.value.lines) == 1 and address in str(error.value)
+    assert len(error.value.lines) == 1
+    assert address in str(error.value)
 
 
 def test_p2_a_host_that_does_not_resolve():
