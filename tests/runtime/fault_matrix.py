@@ -17,6 +17,7 @@ import itertools
 import math
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -230,6 +231,9 @@ def main() -> int:
     add("--start-deadline", type=float, default=40.0, help="seconds of the start and of compiling")
     add("--keep", type=Path, help="where folders of failed trials stay")
     args = parser.parse_args()
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # ends the trial too
     home = args.keep or Path(tempfile.mkdtemp(prefix="jaxdp-faults-"))
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(home / "cache"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
