@@ -1,10 +1,7 @@
 """Who keeps the others waiting is found from what each process spends by itself."""
 
-import json
-import subprocess
-import sys
+import re
 import time
-from pathlib import Path
 
 import numpy as np
 import optax
@@ -13,8 +10,6 @@ import pytest
 from jaxdp import all_reduce_sync, fit, make_train_step
 from jaxdp.loop import Every
 from jaxdp.runtime.stragglers import Own, Stragglers, find_straggler
-
-ROOT = Path(__file__).parent.parent.parent
 
 
 @pytest.fixture
@@ -113,44 +108,15 @@ def test_the_loop_knows_what_a_step_takes_the_process_itself(mesh_of, monkeypatc
     assert max(measured(Batches(), evaluate=Every(4, long))) < 100
 
 
-PROCESS = """
-import json, os, sys, jax
-jax.distributed.initialize(os.environ["AT"], 2, int(sys.argv[1]),
-                           coordinator_bind_address=os.environ["AT"], initialization_timeout=60)
-from jax._src import distributed
-from jaxdp.runtime.stragglers import Own, exchange_over_service
-rank, barrier = int(sys.argv[1]), distributed.global_state.client.wait_at_barrier
-found = []
-for i in range(3):
-    if rank == 0 and i == 0:
-        found.append(exchange_over_service(Own(0.0, 0.0, 0.0)))  # before the other
-        barrier("first", 60_000)
-    elif i == 0:
-        barrier("first", 60_000)
-    if rank == 1:
-        found.append(exchange_over_service(Own(i, 10.0, 0.5)))
-    barrier(f"a{i}", 60_000)
-    if rank == 0:
-        found.append(exchange_over_service(Own(i, 20.0, 0.5)))
-    barrier(f"b{i}", 60_000)
-print(json.dumps(found), flush=True)
-"""
-
-
-def test_processes_tell_each_other_over_the_service(tmp_path, free_address):
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(rank)],
-            env={"AT": free_address, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
-            stdout=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        first, second = (json.loads(child.communicate(timeout=120)[0]) for child in children)
-    finally:
-        for child in children:
-            child.kill()
-            child.communicate()
-    assert first == [None, *([[i, 20.0, 0.5], [i, 10.0, 0.5]] for i in range(3))]
-    assert second == [None] * 3
+def test_p11_in_a_job_rank_0_tells_who_is_slow(start_processes, tmp_path):
+    words = (
+        "--devices", 2, "--model.hidden", "[8]", "--steps", 12, "--log.every", 2, "--eval.every", 0,
+        "--checkpoint.every", 0, "--log.progress", "plain", "--out", tmp_path / "run",
+    )  # fmt: skip
+    job = start_processes("-m", "jaxdp.train", *words, JAXDP_FAULTS="1:*:input:slow:0.2")
+    first, second = job.wait()
+    assert (first.code, second.code, second.out) == (0, 0, ""), first.err + second.err
+    [line] = [line for line in first.out.splitlines() if "straggler" in line]
+    assert re.search(
+        r"rank 1 of 2 spends \d+ ms a step waiting for its input, the other \d+ ms", line
+    )
