@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from jaxdp.errors import Exit
 from jaxdp.runtime.children import Crew, Janitor, World, crew, environment
-from jaxdp.runtime.control import read_failure, stacks_file
+from jaxdp.runtime.control import Heartbeat, read_failure, stacks_file
 from jaxdp.runtime.failing import (
     Death,
     Told,
@@ -154,7 +154,7 @@ class _Run:
     def _alive(self) -> list[int]:
         return [child.rank for child in self._crew.children if child.poll() is None]
 
-    def _read_beats(self):
+    def _read_beats(self) -> dict[int, Heartbeat | None]:
         return read_beats(self._world.control, self._world.ranks)
 
     def _kill_within(self, seconds: float, now: float) -> None:

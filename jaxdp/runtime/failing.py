@@ -75,8 +75,11 @@ def first_failure(deaths: Sequence[Death], written: Mapping[int, Failure]) -> De
             return death.code == Exit.PEER, death.time
         return failure.cause == "peer", failure.time
 
-    failed = (death for death in deaths if death.rank in written or is_failure(death))
-    return min(failed, key=order, default=None)
+    def failed(death: Death) -> bool:
+        failure = written.get(death.rank)
+        return is_failure(death) or (failure is not None and asked_to_end(failure.code) is None)
+
+    return min(filter(failed, deaths), key=order, default=None)
 
 
 def tell(

@@ -76,6 +76,7 @@ def _attempts(
         output.say(f"launch: {_restart(options, history.nproc, attempt, decision)}")
         _wait(decision.delay_s, requests)
         if requests.number is not None:
+            output.say(f"launch: {requests.reason}: not restarted")
             return 128 + requests.number
 
 

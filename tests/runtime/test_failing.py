@@ -41,6 +41,11 @@ def test_what_a_rank_wrote_counts_though_it_was_killed_before_it_left():
     assert tell(first, written[0], "", (None, None)).code == 4
 
 
+def test_a_request_that_was_written_is_no_failure():
+    written = {0: replace(WRITTEN, code=130, kind="KeyboardInterrupt")}
+    assert first_failure([Death(0, 130, 1.0), Death(1, 75, 2.0)], written) is None
+
+
 def test_only_victims():
     assert first_failure([Death(0, 6, 2.0), Death(1, 6, 1.0)], {}).rank == 1
     assert first_failure([Death(0, 0, 2.0), Death(1, 75, 1.0)], {}) is None

@@ -245,6 +245,16 @@ def test_a_request_to_one_rank_is_one_to_the_job(launch, word):
     assert not job.left()
 
 
+def test_a_request_between_two_attempts(launch):
+    job = launch(("--nproc", 1), 9, "sick")
+    told = [job.process.stderr.readline() for _ in range(6)]
+    assert told[-1] == "launch: restart 3 in 2 s (0 of 3 left)\n"
+    code, _, err = job.end(signal.SIGTERM)
+    assert (code, err) == (143, "launch: SIGTERM: not restarted\n")
+    assert attempts(job) == 3
+    assert not job.left()
+
+
 def test_p8_slow_but_alive_is_left_alone(launch):
     """A save of 2.5 s, longer than a step may take."""
     job = launch((*FAST, "--step-deadline", 2, "--save-deadline", 30), 5, "0:3:nap", "1:3:nap")
