@@ -58,10 +58,10 @@ def join(place: Place, config: Mapping[str, str] | None = None, tell: Tell = tel
 
 
 def _start_jax(place: Place, meeting: Meeting, tell: Tell) -> None:
+    hide_native_output()  # before what writes it is loaded
     import jax  # its import takes a second: mistakes are found before
 
     endpoint, bound, roll = meeting
-    hide_native_output()
     _bypass_proxies(endpoint.host)
     if place.rank:
         _await_coordinator(endpoint)
