@@ -13,7 +13,7 @@ import pytest
 
 from jaxdp import GradSync, LossOut, all_reduce_sync, choosing, load_config, make_train_step
 from jaxdp.assemble import load_data
-from jaxdp.checking import Subject, run_check, subject_of
+from jaxdp.checking import Subject, equality, run_check, subject_of
 from jaxdp.checking.execution import reductions, run_steps, temporary_folder
 from jaxdp.collectives.tuning import Choice
 
@@ -181,6 +181,47 @@ def test_a_loss_in_float32_is_allowed_what_its_rounding_explains(rng):
     assert "its loss computes in float32, where" in lines[0].detail
     found = failed(subject(rng, in_float32, sync=slightly_wrong(2)), 2)
     assert {"gradients", "weights", "precision"} <= found.keys()
+
+
+def rounds_on(n, size):
+    """Gradients moved, on n devices, by rounding of `size` of their root mean square."""
+
+    def update(tree, state, axis):
+        whole = jax.lax.psum(tree, axis)
+        off = size * (jax.lax.axis_size(axis) == n)
+        grads = jax.tree.map(
+            lambda g: g + off * jnp.sqrt(jnp.mean(g * g)) * (-1) ** jnp.arange(g.shape[-1])[None],
+            whole["grads"],
+        )
+        return whole | {"grads": grads}, state
+
+    return GradSync(lambda tree: (), update)
+
+
+def an_element_off(by, n):
+    """An optimizer whose step of params/a[1, 1] is too large on n devices."""
+
+    def update(updates, params):
+        factor = 1 + by * (jax.lax.axis_size("data") == n)
+        return updates | {"a": updates["a"].at[1, 1].multiply(factor)}
+
+    return optax.chain(optax.adam(0.01), optax.stateless(update))
+
+
+@pytest.mark.parametrize("by", [0, 1e-3])
+def test_an_optimizer_is_allowed_what_it_makes_of_rounding(by, rng):
+    """Adam makes a full step of a gradient that is nothing but rounding, and of no other."""
+
+    class NearZero(Stream):
+        def batch(self, step):
+            batch = super().batch(step)
+            return batch | {"x": batch["x"] * np.float32([1e-7] + [1] * (WIDTH - 1))}
+
+    one = subject(rng, in_float32, sync=rounds_on(2, 5e-7), stream=NearZero(int(rng.integers(99))))
+    make_step = functools.partial(one.make_step, optimizer=an_element_off(by, 2))
+    line = equality.optimizer(dataclasses.replace(one, make_step=make_step), jax.devices()[:2])
+    assert line.verdict == ("fail" if by else "pass"), line.detail
+    assert ("params/a is off by" if by else "of a gradient moved by 7.6e-06") in line.detail
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
