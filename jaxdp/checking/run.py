@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from jaxdp.checking import equality, execution, precision
@@ -28,6 +30,7 @@ def run_check(
       One line per question; the training is right if none of them failed.
     """
     lines: list[Line] = []
+    subject = replace(subject, make_step=cache(subject.make_step))  # two lines ask the same program
 
     def answer(line: Line) -> None:
         lines.append(line)
