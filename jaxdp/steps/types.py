@@ -55,6 +55,7 @@ class TrainStep:
       form: how the state is kept in checkpoints.
       logical_shards: into how many every part is cut, whatever the number of devices; None: into
         as many as there are devices.
+      peeled: whether the last of these parts is computed behind the loop over the others.
     """
 
     run: Callable[[TrainState, Any], tuple[TrainState, Metrics]]
@@ -64,6 +65,7 @@ class TrainStep:
     planned: Callable[[TrainState, Any], Plan | None]
     form: SavedForm = AS_IT_IS
     logical_shards: int | None = None
+    peeled: bool = False
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         """One optimizer step.

@@ -56,7 +56,7 @@ def test_every_round_is_the_simulators(browser, open_page, few):
     for n in few(range(2, 9), 3):
         open_page(browser, animate(*ALGORITHMS, n=n))
         rounds = {name: simulated(make_schedule(name, "all_reduce", n)) for name in ALGORITHMS}
-        seen, before = {name: 0 for name in ALGORITHMS}, None
+        seen, before = dict.fromkeys(ALGORITHMS, 0), None
         while (now := shown(browser)) != before:
             assert now.keys() == rounds.keys()
             for name, (k, held) in now.items():
