@@ -124,7 +124,7 @@ def _step_builder(config: Config, algorithm: str | None) -> Callable[..., TrainS
     """The builder with what is its own; `algorithm` in place of `sync.algorithm` if given."""
     if config.sync.logical_shards is not None:
         return partial(make_reproducible_step, logical_shards=config.sync.logical_shards)
-    sync = make_sync(config, algorithm)
+    sync: Any = make_sync(config, algorithm)  # the configuration fits it to the builder
     if config.sync.local_steps is None:
         return partial(make_train_step, sync=sync, peel_last=config.sync.peel_last)
     return partial(

@@ -78,11 +78,11 @@ def train(step, batches, params, model_state):
     return state, {name: float(value) for name, value in metrics.items()}
 
 
-def test_the_same_bits_for_every_number_of_devices(mesh_of, rng):
+def test_the_same_bits_for_every_number_of_devices(mesh_of, rng, few):
     batches, start = hostile_batches(rng), net_params(rng)
     options = {"microbatches": 2, "clip_norm": 0.5}
     found = []
-    for n in (1, 2, 4, 8):
+    for n in (1, *few([2, 4, 8], 1)):  # every device compiles for itself
         step = make_reproducible_step(
             net_loss, optax.adamw(0.01), mesh_of(n), logical_shards=SHARDS, **options
         )
@@ -100,7 +100,7 @@ def test_the_same_bits_for_every_number_of_devices(mesh_of, rng):
     assert len(fast) > 1
 
 
-def test_the_same_bits_of_an_attention_network(mesh_of, rng):
+def test_the_same_bits_of_an_attention_network(mesh_of, rng, few):
     # its backward is what one fused program compiles otherwise for one device
     model = build_model(
         "gpt", shape=(16,), num_classes=32, layers=1, width=16, heads=2, positions="rotary",
@@ -109,7 +109,7 @@ def test_the_same_bits_of_an_attention_network(mesh_of, rng):
     start = jax.device_get(model.init(jax.random.key(int(rng.integers(99)))))
     batches = [{"tokens": rng.integers(0, 32, (8, 17)).astype(np.int32)} for _ in range(4)]
     found = set()
-    for n in (1, 2, 4):
+    for n in (1, *few([2, 4], 1)):
         step = make_reproducible_step(
             language_loss(model, "bits"), optax.adamw(0.01), mesh_of(n), logical_shards=4
         )
@@ -162,12 +162,12 @@ def run(out, *, should_stop=lambda: False, reporter=None, **keys):
 
 def test_the_devices_may_change_at_a_resume_and_between_processes(tmp_path):
     reporter = Lines()
-    for devices, stop in ((2, 3), (4, 6), (1, None)):
+    for devices, stop in ((2, 3), (1, 6), (2, None)):
         stops = iter([False] * (3 if stop else 99) + [True])
         changed = run(
             tmp_path / "a",
             devices=devices,
-            resume=devices != 2,
+            resume=stop != 3,
             reporter=reporter,
             should_stop=lambda stops=stops: next(stops),
         )
