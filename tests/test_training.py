@@ -309,18 +309,18 @@ def test_l4_training_goes_on_without_a_log(tmp_path, monkeypatch):
     assert "No space left on device" in warnings[0]
 
 
-def test_psum_and_ring_and_any_number_of_devices_train_the_same_model(tmp_path):
+def test_psum_and_ring_and_any_number_of_devices_train_the_same_model(tmp_path, few):
     """Law 1 through the whole program, for the shipped configuration."""
     losses = {}
-    for n in (1, 2, 3, 4, 8):
-        for algorithm in ("psum", "ring"):
-            out = tmp_path / f"{n}{algorithm}"
-            config = load_config(
-                str(ROOT / "configs" / "digits_mlp.yaml"),
-                [("out", str(out)), ("devices", n), ("sync.algorithm", algorithm), ("steps", 21)],
-            )
-            run_training(config)
-            losses[n, algorithm] = [row["loss"] for row in rows_of(out)]
+    others = [(n, algorithm) for n in (2, 3, 4, 8) for algorithm in ("psum", "ring")]
+    for n, algorithm in [(1, "psum"), *few(others, 2)]:
+        out = tmp_path / f"{n}{algorithm}"
+        config = load_config(
+            str(ROOT / "configs" / "digits_mlp.yaml"),
+            [("out", str(out)), ("devices", n), ("sync.algorithm", algorithm), ("steps", 21)],
+        )
+        run_training(config)
+        losses[n, algorithm] = [row["loss"] for row in rows_of(out)]
     for key, values in losses.items():
         np.testing.assert_allclose(values, losses[1, "psum"], rtol=1e-4, err_msg=str(key))
 

@@ -75,7 +75,7 @@ def test_law_1_one_devices_training(kind, x64, mesh_of, rng, few):
         params, data = parameters(rng, dtype), batches(rng, dtype, 4)
         # a sign flips by rounding, which is all that float32 lion would show
         one, seen = run(*begun(all_reduce_sync(), mesh_of(1), params, kind), data)
-        for n, algorithm in few([(n, a) for n in (1, 2, 3, 4, 8) for a in ALGORITHMS], 2):
+        for n, algorithm in few([(n, a) for n in (1, 2, 3, 4, 8) for a in ALGORITHMS], 1):
             if n != 3 or algorithm != "halving_doubling":  # of powers of two
                 zero = sharded_sync(algorithm)
                 many, metrics = run(*begun(zero, mesh_of(n), params, kind, microbatches=4), data)
@@ -94,7 +94,7 @@ def test_law_1_one_devices_training(kind, x64, mesh_of, rng, few):
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 def test_law_3_planned_is_found(algorithm, wire, mesh_of, rng, few):
     params, data = parameters(rng, np.float32), batches(rng, np.float32, 1)
-    for n in few((2, 4, 8) if algorithm == "halving_doubling" else (2, 3, 4, 8), 2):
+    for n in few((2, 4, 8) if algorithm == "halving_doubling" else (2, 3, 4, 8), 1):
         step, state = begun(sharded_sync(algorithm, wire), mesh_of(n), params)
         placed = step.place(data[0])
         found = hlo.collectives(step.run.lower(state, placed).compile().as_text())
