@@ -355,6 +355,11 @@ def test_mistakes_are_one_line(mesh_of, rng):
 
     uneven = {"g": np.ones(8, np.float32), "h": np.ones(4, np.float32)}
     assert "lengths {'g': 8, 'h': 4}; expected one length" in message(batch=uneven)
+    words = {"g": np.array(["a"] * 8)}
+    assert "batch['g'] is of dtype <U1; expected numbers" in message(batch=words)
+    assert "optimizer: 'adam'; expected an optax" in message(batch=batch, optimizer="adam")
+    uncalled = message(batch=batch, optimizer=optax.adam)
+    assert "expected an optax transformation, such as optax.adam(1e-3)" in uncalled
     assert "microbatches: 0; expected" in message(batch=batch, microbatches=0)
     assert "clip_norm: -1.0; expected a number above 0" in message(batch=batch, clip_norm=-1.0)
     assert "seed: -1; expected" in message(batch=batch, seed=-1)

@@ -27,6 +27,7 @@ from jaxdp.state import TrainState
 from jaxdp.steps.outcome import (
     blank_state,
     check_options,
+    checked_optimizer,
     loss_scaling,
     settled,
     slot,
@@ -158,7 +159,7 @@ def _make_update(
     clip_norm: float | None,
     trained: Callable[[PyTree], PyTree],
 ) -> Update:
-    optimizer = optax.with_extra_args_support(optimizer)
+    optimizer = checked_optimizer(optimizer)
     if not isinstance(sync, GradSync | ShardedSync):
         raise UserError(
             f"sync: {sync!r}; expected a GradSync or a ShardedSync, such as "

@@ -151,3 +151,5 @@ def _check_batch(batch: Any) -> None:
     for name, x in batch.items():
         if not hasattr(x, "shape") or not hasattr(x, "dtype"):
             raise UserError(f"batch[{name!r}] is of type {type(x).__name__}; {expected}")
+        if getattr(x.dtype, "kind", "") in "OSUmM":
+            raise UserError(f"batch[{name!r}] is of dtype {x.dtype}; expected numbers")

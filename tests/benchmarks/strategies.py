@@ -80,7 +80,9 @@ def row(path: str, steps: int, options: dict[str, Any]) -> str:
     job = assemble(config, load_data(config), use_devices(config.devices))
     state, batch = job.init(), job.step.place(job.loader.batch(0))
     sync = None if config.sync.logical_shards else make_sync(config)
-    error = wire_error(sync, job.mesh, state.params) if isinstance(sync, GradSync) else np.nan
+    error = f"{'-':>7}"
+    if isinstance(sync, GradSync):
+        error = f"{wire_error(sync, job.mesh, state.params):7.1e}"
     begun = time.perf_counter()
     run = job.step.run.lower(state, batch).compile()
     compile_s, times, loss = time.perf_counter() - begun, [], np.nan
@@ -95,7 +97,7 @@ def row(path: str, steps: int, options: dict[str, Any]) -> str:
     assert plan is not None
     return (
         f"{plan.sent_bytes:>10,} {counted_bytes(found, job.mesh.size):>10,}  "
-        f"{'yes' if as_planned(plan, found) else 'no':10}  {error:7.1e}  {compile_s:5.1f} s  "
+        f"{'yes' if as_planned(plan, found) else 'no':10}  {error}  {compile_s:5.1f} s  "
         f"{np.median(times) * 1e3:6.1f} ms  {loss:6.4f}  {held_out}"
     )
 
