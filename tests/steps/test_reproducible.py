@@ -20,7 +20,7 @@ from jaxdp import (
     run_training,
 )
 from jaxdp.assemble import load_data
-from jaxdp.checking import run_check, subject_of
+from jaxdp.checking import equality, execution, subject_of
 from jaxdp.errors import UserError
 from jaxdp.freeze import freeze
 from jaxdp.losses import language_loss
@@ -185,10 +185,13 @@ def test_the_devices_may_change_at_a_resume_and_between_processes(tmp_path):
 def test_a_check_passes_and_finds_the_same_bits(tmp_path):
     given = KEYS | {"devices": 2, "sync.logical_shards": 2}
     config = load_config(None, list(given.items()))
-    lines = run_check(subject_of(config, load_data(config), jax.devices()[:2]), jax.devices()[:2])
+    devices = jax.devices()[:2]
+    subject = subject_of(config, load_data(config), devices)
+    for line in (equality.gradients(subject, devices), equality.optimizer(subject, devices)):
+        assert line.verdict == "pass"
+        assert "deviation 0.0e+00" in line.detail
+    lines = list(execution.asked_of_a_run(subject, devices))
     assert [line for line in lines if line.verdict != "pass"] == []
-    equality = [line.detail for line in lines if line.name in ("gradients", "optimizer")]
-    assert all("deviation 0.0e+00" in detail for detail in equality)
 
 
 def test_three_programs_of_which_one_communicates_as_planned(mesh_of, rng):

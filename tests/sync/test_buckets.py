@@ -75,7 +75,7 @@ def test_joined_and_parted_is_the_same(rng):
 def test_law_3_found_is_planned(compiled, params, batches, few):
     cuts = ((None, None, 1), (2000, 600, 4), (4000, None, 2))
     cases = itertools.product((1, 2, 3, 4, 8), ALGORITHMS, (1, 4), cuts)
-    for n, algorithm, microbatches, (cap, first, count) in few(cases, 24):
+    for n, algorithm, microbatches, (cap, first, count) in few(cases, 12):
         sync = all_reduce_sync(algorithm, bucket_bytes=cap, first_bucket_bytes=first)
         [batch] = batches(1)
         plan, text = compiled(sync, n, params(), batch, microbatches=microbatches)
