@@ -124,14 +124,15 @@ def _step_builder(config: Config, algorithm: str | None) -> Callable[..., TrainS
     """The builder with what is its own; `algorithm` in place of `sync.algorithm` if given."""
     if config.sync.logical_shards is not None:
         return partial(make_reproducible_step, logical_shards=config.sync.logical_shards)
-    builder: Callable[..., TrainStep] = make_train_step
-    if config.sync.local_steps is not None:
-        builder = partial(
-            make_local_sgd_step,
-            local_steps=config.sync.local_steps,
-            outer_optimizer=outer_sgd(config.sync.outer_learning_rate, config.sync.outer_momentum),
-        )
-    return partial(builder, sync=make_sync(config, algorithm))
+    sync: Any = make_sync(config, algorithm)  # the configuration fits it to the builder
+    if config.sync.local_steps is None:
+        return partial(make_train_step, sync=sync, peel_last=config.sync.peel_last)
+    return partial(
+        make_local_sgd_step,
+        sync=sync,
+        local_steps=config.sync.local_steps,
+        outer_optimizer=outer_sgd(config.sync.outer_learning_rate, config.sync.outer_momentum),
+    )
 
 
 def assemble(
