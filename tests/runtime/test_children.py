@@ -97,6 +97,9 @@ def test_members_are_found_by_session_and_by_mark(process):
     with subprocess.Popen(SLEEP, start_new_session=True, env=marked) as other:
         both = {process.pid, other.pid}
         job = Job("m1", frozenset({process.pid}))
+        deadline = time.monotonic() + 10  # between fork and exec it has no environment of its own
+        while set(members(job)) != both and time.monotonic() < deadline:
+            time.sleep(0.01)
         assert set(members(job)) == both
         assert members(Job("m", frozenset())) == []
         assert members(Job("m1", frozenset({process.pid}), before=0.0)) == [other.pid]
