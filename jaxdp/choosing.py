@@ -1,5 +1,6 @@
 """Which all-reduce a run uses: the configuration's, or what `auto` comes to."""
 
+from jaxdp import peers
 from jaxdp.assemble import param_shapes
 from jaxdp.collectives.tuning import Choice, choose
 from jaxdp.comparison import fastest
@@ -37,6 +38,6 @@ def choose_algorithm(config: Config, dataset: Dataset, devices: list[Device]) ->
     nbytes = count_bytes(param_shapes(config, dataset))
     if sync.bucket_bytes is not None:
         nbytes = min(nbytes, sync.bucket_bytes)
-    if sync.tune == "file":
-        return choose(nbytes, len(devices), sync.tune_file)
+    if sync.tune == "file":  # of which every host may have its own
+        return Choice(*peers.from_first(lambda: choose(nbytes, len(devices), sync.tune_file)))
     return fastest(devices, nbytes)

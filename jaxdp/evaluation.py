@@ -11,12 +11,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from jaxdp import peers
 from jaxdp.errors import UserError
 from jaxdp.loss_path import checked_loss
-from jaxdp.mesh import AXIS, on_mesh
+from jaxdp.mesh import AXIS, everywhere, on_mesh, own_positions, place_own, rows_of
 from jaxdp.types import Batch, LossFn, PyTree
 
 _IN_FLIGHT = 2  # batches on the devices while the host adds up the one before
@@ -41,8 +42,19 @@ class EvalStep:
                 f"evaluation batch: {size} examples on {self.mesh.size} devices; expected a "
                 f"multiple of {self.mesh.size}"
             )
-        placed = jax.device_put(batch, NamedSharding(self.mesh, P(AXIS)))
-        return self.run(params, model_state, placed)
+        rows = self.rows(size)
+        return self.of_rows(params, model_state, {name: x[rows] for name, x in batch.items()})
+
+    def rows(self, size: int) -> slice | np.ndarray:
+        """Which examples of a batch of `size` this process's devices work on, int64."""
+        own = own_positions(self.mesh)
+        return slice(None) if len(own) == self.mesh.size else rows_of(own, self.mesh.size, size)
+
+    def of_rows(self, params: PyTree, model_state: PyTree, batch: Batch) -> Any:
+        """As when called, of a batch of which this process has its `rows` alone."""
+        found = self.run(params, model_state, place_own(self.mesh, batch, dim=0))
+        # a program of its own: what an example comes to does not depend on who else wants it
+        return found if peers.joined() == 1 else everywhere(self.mesh, found)
 
 
 def make_eval_step(loss_fn: LossFn, mesh: Mesh, *, compute_dtype: Any = None) -> EvalStep:
@@ -60,7 +72,13 @@ def make_eval_step(loss_fn: LossFn, mesh: Mesh, *, compute_dtype: Any = None) ->
 
 
 def evaluate(
-    step: EvalStep, params: PyTree, model_state: PyTree, batches: Iterable[Batch]
+    step: EvalStep,
+    params: PyTree,
+    model_state: PyTree,
+    batches: Iterable[Batch],
+    *,
+    own_rows: bool = False,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Means over all examples of `batches`.
 
@@ -68,6 +86,8 @@ def evaluate(
       step: from `make_eval_step`.
       params, model_state: as in the train state.
       batches: host batches of one shape, the last one padded with `weight` 0.
+      own_rows: whether each holds `step.rows` alone, not the examples of all processes.
+      on_batch: called after each batch, when the devices have finished it.
 
     Returns:
       name -> mean, and "weight": how many examples (or tokens) it is over.
@@ -79,9 +99,11 @@ def evaluate(
         for name, sum_and_weight in jax.device_get(pending.popleft()).items():
             # a plain loop over examples in effect: cumsum adds in order, np.sum would not
             totals[name] += [np.cumsum(x, dtype=np.float64)[-1] for x in sum_and_weight]
+        on_batch()
 
+    run = step.of_rows if own_rows else step
     for batch in batches:
-        pending.append(step(params, model_state, batch))
+        pending.append(run(params, model_state, batch))
         if len(pending) > _IN_FLIGHT:
             add_oldest()
     while pending:

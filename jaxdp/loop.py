@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,24 +17,20 @@ from jax.sharding import Mesh
 
 from jaxdp.data import Prefetch, prefetch
 from jaxdp.errors import NumericsError
+from jaxdp.feeding import Batches, placing
 from jaxdp.guard import FaultError, Guard
 from jaxdp.mesh import replicate
+from jaxdp.runtime.exchange import compare_leaves, compare_programs
+from jaxdp.runtime.phases import COMPILE, EVALUATION, SAVE, STEP
+from jaxdp.runtime.stragglers import Own
+from jaxdp.runtime.watch import Watch
 from jaxdp.state import TrainState
 from jaxdp.steps import CompiledStep, TrainStep
-from jaxdp.types import Batch
 from jaxdp.wording import counted
 
 _IN_FLIGHT = 2  # steps dispatched and not known to be finished
 
 Row = dict[str, Any]
-
-
-class Batches(Protocol):
-    """The data stream: a function of the step."""
-
-    def batch(self, step: int) -> Batch:
-        """The global batch of a step, NumPy arrays `[B, ...]`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -83,6 +79,9 @@ def fit(
     guard: Guard | None = None,
     on_compiled: Callable[[CompiledStep, float], None] = lambda compiled, seconds: None,
     should_stop: Callable[[], bool] = lambda: False,
+    stop_at: Callable[[int], bool] = lambda step: False,
+    stragglers: Every | None = None,
+    watch: Watch | None = None,
 ) -> FitResult:
     """Trains from `state.step` to `steps`.
 
@@ -100,11 +99,16 @@ def fit(
         default, which stops.
       on_compiled: called once with the compiled step and the seconds that compiling took.
       should_stop: asked before every step; True saves and returns.
+      stop_at: the same, asked with the number of steps so far.  Of several processes all must get
+        the same answers.
+      stragglers: `do(step, own)`, an `Own` of this process's steps since the call before.
+      watch: told of each phase and step; nobody by default.
 
     Returns:
       A `FitResult`.
 
     Raises:
+      UserError: processes start from different states, their streams differ, or their programs.
       NumericsError: replicas differ, or a loss, gradient or model state was not finite (found
         when the next row is logged, at the next save or at the end), and the guard's policy does
         not help.
@@ -113,16 +117,23 @@ def fit(
     result = FitResult(state, first)
     if first >= steps:
         return result
-    guard = guard or Guard()
-    guard.compare(step.mesh, first, state)
+    guard, watch = guard or Guard(), watch or Watch()
+    watch.enter(COMPILE, first)
+    compare_leaves(state)
+    guard.compare_start(step.mesh, first, state)
+    placed = placing(step, batches, first)
     started = time.perf_counter()
-    run = step.run.lower(state, step.place(batches.batch(first))).compile()
+    lowered = step.run.lower(state, placed(first))
+    compare_programs(lowered)
+    run = lowered.compile()
     result.compiled, result.compile_s = run, time.perf_counter() - started
     on_compiled(run, result.compile_s)
-    hooks = _Hooks(evaluate, save, log, guard, should_stop)
+    hooks = _Hooks(
+        evaluate, save, log, guard, lambda t: should_stop() or stop_at(t), stragglers, watch
+    )
     while True:
         try:
-            _train(step, result, batches, steps, hooks)
+            _train(step, result, placed, steps, hooks)
             return result
         except FaultError as fault:
             like = jax.tree.map(_shape, result.state)
@@ -138,12 +149,22 @@ class _Hooks(NamedTuple):
     save: Every | None
     log: Every | None
     guard: Guard
-    should_stop: Callable[[], bool]
+    should_stop: Callable[[int], bool]
+    stragglers: Every | None
+    watch: Watch
 
 
-def _train(step: TrainStep, result: FitResult, batches: Batches, last: int, hooks: _Hooks) -> None:
+def _train(
+    step: TrainStep, result: FitResult, placed: Callable[[int], Any], last: int, hooks: _Hooks
+) -> None:
     """Trains from `result` to `last`; `fit` comes here again after going back."""
-    with prefetch(lambda t: step.place(batches.batch(t)), result.step, last) as stream:
+
+    def make(t: int) -> Any:
+        hooks.watch.making_input(t + 1)
+        return placed(t)
+
+    hooks.watch.enter(STEP, result.step + 1)
+    with prefetch(make, result.step, last) as stream:
         meter = _Meter(hooks, result, last, stream)
         try:
             _feed(step, result, stream, last, hooks, meter)
@@ -160,32 +181,37 @@ def _feed(
     hooks: _Hooks,
     meter: "_Meter",
 ) -> None:
-    evaluate, save, guard, run = hooks.evaluate, hooks.save, hooks.guard, result.compiled
+    evaluate, save, guard, watch = hooks.evaluate, hooks.save, hooks.guard, hooks.watch
+    run = result.compiled
     assert run is not None
     saved = None
     for t, batch in stream:
-        if hooks.should_stop():
+        if hooks.should_stop(t):
             break
         if t + 1 in guard.left_out:
             result.state = result.state._replace(step=replicate(step.mesh, np.int32(t + 1)))
         else:
-            result.state, metrics = run(result.state, batch)
+            with meter.on_devices():
+                result.state, metrics = run(result.state, batch)
             meter.dispatched(t + 1, metrics)
         result.step = t + 1
         if evaluate is not None and evaluate.due(t + 1, last):
             with meter.paused():
+                watch.enter(EVALUATION, t + 1)
                 result.evaluation = evaluate.do(t + 1, result.state)
         if save is not None and save.due(t + 1, last):
             if _worth_saving(result, last):
-                _save(step.mesh, result, save, guard, meter)
+                _save(step.mesh, result, save, hooks, meter)
                 saved = t + 1
             else:
                 meter.refuse_nonfinite(int(result.state.nonfinite), t + 1)
         elif guard.due(t + 1):
             with meter.paused():
                 guard.compare(step.mesh, t + 1, result.state)
+        if t + 1 < last:
+            watch.enter(STEP, t + 2)  # which begins by waiting for its input
     if save is not None and saved != result.step:
-        _save(step.mesh, result, save, guard, meter, amid_failing=result.step < last)
+        _save(step.mesh, result, save, hooks, meter, amid_failing=result.step < last)
     with meter.paused():
         meter.refuse_nonfinite(int(result.state.nonfinite), result.step)
 
@@ -199,13 +225,15 @@ def _save(
     mesh: Mesh,
     result: FitResult,
     save: Every,
-    guard: Guard,
+    hooks: _Hooks,
     meter: "_Meter",
     *,
     amid_failing: bool = False,
 ) -> None:
     """Saves a state that was found good; `amid_failing` steps, the one before the first of them."""
+    guard = hooks.guard
     with meter.paused():
+        hooks.watch.enter(SAVE, result.step)
         meter.refuse_nonfinite(int(result.state.nonfinite), result.step)
         if guard.every:
             guard.compare(mesh, result.step, result.state)
@@ -238,12 +266,14 @@ class _Meter:
 
     def __init__(self, hooks: _Hooks, result: FitResult, last: int, stream: Prefetch):
         """Starts the clock; non-finite steps up to here were found before, and forgiven."""
-        self._log = hooks.log
+        self._log, self._stragglers = hooks.log, hooks.stragglers
         self._guard = hooks.guard
         self._last = last
         self._stream = stream
         self._in_flight: deque[tuple[int, Mapping[str, Any]]] = deque()
         self._logged = (result.step, result.train_s, stream.waited_s)
+        self._device_s = 0.0  # in which the devices were given steps and waited for
+        self._compared = (result.step, result.train_s, stream.waited_s, 0.0)
         self._pace = {"step_time_s": 0.0, "data_wait": 0.0}
         self._nonfinite = int(result.state.nonfinite)
         self._seconds = result.train_s  # of finished stretches
@@ -261,6 +291,13 @@ class _Meter:
             self._finish_oldest()
 
     @contextmanager
+    def on_devices(self) -> Iterator[None]:
+        """Counts a `with` block as the devices' time, of which waiting for peers is a part."""
+        started = time.perf_counter()
+        yield
+        self._device_s += time.perf_counter() - started
+
+    @contextmanager
     def paused(self) -> Iterator[None]:
         """Finishes all steps and stops the clock, while something else is done."""
         while self._in_flight:
@@ -271,10 +308,13 @@ class _Meter:
 
     def _finish_oldest(self) -> None:
         step, metrics = self._in_flight.popleft()
+        with self.on_devices():
+            metrics["loss"].block_until_ready()
+        if self._stragglers is not None and self._stragglers.due(step, self._last):
+            self._stragglers.do(step, self._own(step))
         if self._guard.nonfinite != "stop":
             self._guard.finished(step, int(metrics["nonfinite_run"]))
         if self._log is None or not self._log.due(step, self._last):
-            metrics["loss"].block_until_ready()
             return
         row = {name: float(value) for name, value in jax.device_get(metrics).items()}
         # steps that are finished by now, not only the one whose metrics are told
@@ -282,6 +322,14 @@ class _Meter:
         self._measure(finished, self.seconds(), self._stream.waited_s)
         self._log.do(step, row | self._pace | {"elapsed_s": self.seconds()})
         self.refuse_nonfinite(int(row["nonfinite"]), step)
+
+    def _own(self, step: int) -> Own:
+        """What a step took this process by itself since it was asked last, on average."""
+        now = (step, self.seconds(), self._stream.waited_s, self._device_s)
+        steps, *spent = (a - b for a, b in zip(now, self._compared, strict=True))
+        self._compared = now
+        seconds, waited, device_s = (s / steps for s in spent)
+        return Own(seconds, waited, max(0.0, seconds - waited - device_s))
 
     def refuse_nonfinite(self, count: int, step: int) -> None:
         """Raises NumericsError if steps were not finite and the policy is to stop."""

@@ -1,14 +1,18 @@
 """`python -m jaxdp.train --config FILE [--KEY VALUE ...]`: trains a model."""
 
 import logging
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxdp.errors import Exit, exit_code, interrupted_at_once
+from jaxdp.errors import Exit, interrupted_at_once
+from jaxdp.runtime.joining import join
+from jaxdp.runtime.leaving import run_worker
+from jaxdp.runtime.phases import START
+from jaxdp.runtime.place import Place
+from jaxdp.runtime.stopping import stop_requests
+from jaxdp.runtime.watch import Watch, watching
 
 if TYPE_CHECKING:
     from jaxdp.config import Config
@@ -18,65 +22,51 @@ PROG = "python -m jaxdp.train"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns its exit code."""
-    return exit_code(lambda: _main(sys.argv[1:] if argv is None else argv))
+    return run_worker(lambda place: _main(sys.argv[1:] if argv is None else argv, place))
 
 
-def _main(argv: Sequence[str]) -> int:
+def _main(argv: Sequence[str], place: Place | None) -> int:
     with interrupted_at_once():
-        from jaxdp.config import help_text, load_config, parse_args, to_yaml
+        from jaxdp.config import agreed_keys, help_text, load_config, parse_args, to_yaml
 
     args = parse_args(argv, PROG)
     if args.help:
         print(help_text(prog=PROG))
         return Exit.DONE
     config = load_config(args.config_path, args.overrides)
-    if config.out is None:
-        name = Path(args.config_path).stem if args.config_path else "default"
-        config = config.model_copy(update={"out": f"runs/{name}"})
+    name = Path(args.config_path).stem if args.config_path else "default"
+    out = config.out or f"runs/{name}"
+    config = config.model_copy(update={"out": out})
     if args.print_config:
         print(to_yaml(config), end="")
         return Exit.DONE
-    return _train(config)
+    with watching(place.rank if place else 0, Path(out)) as watch:
+        watch.enter(START, 0)
+        if place is not None:
+            with interrupted_at_once():
+                join(place, agreed_keys(config))
+        return _train(config, watch)
 
 
-def _train(config: "Config") -> int:
+def _train(config: "Config", watch: Watch) -> int:
     # JAX starts here, after every mistake that can be found without it
     with interrupted_at_once():
+        from jaxdp import peers
         from jaxdp.report.progress import make_reporter
         from jaxdp.training import describe_summary, run_training
 
     for name in ("absl", "asyncio"):  # Orbax's steps, and tracebacks of what it raises as well
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    reporter = make_reporter(config.log.progress, config.steps)
-    with _stop_request() as stop:
-        summary = run_training(config, reporter, lambda: bool(stop))
+    with stop_requests(peers.joined()) as stop:
+        reporter = make_reporter(config.log.progress if peers.is_first() else "none", config.steps)
+        summary = run_training(config, reporter, stop.asked, stop.at, watch)
     reporter.line(describe_summary(summary, config.out or ""))
-    if summary["stopped"]:
-        print(f"{stop[0].name}: saved; go on with the same command and --resume", file=sys.stderr)
-        return Exit.SAVED
-    return Exit.DONE
-
-
-@contextmanager
-def _stop_request() -> Iterator[list[signal.Signals]]:
-    """Yields a list to which the first SIGINT or SIGTERM is added; a second one acts as ever."""
-    received: list[signal.Signals] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def note(number: int, frame: object) -> None:
-        received.append(signal.Signals(number))
-        restore()
-
-    for number in before:
-        signal.signal(number, note)
-    try:
-        yield received
-    finally:
-        restore()
+    if not summary["stopped"]:
+        return Exit.DONE
+    if peers.is_first():
+        go_on = "saved; go on with the same command and --resume"
+        print(f"{stop.reason()}: {go_on}", file=sys.stderr)
+    return Exit.SAVED
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from jaxdp.assemble import Job, assemble, make_sync
 from jaxdp.choosing import choose_algorithm
 from jaxdp.config import Config
 from jaxdp.data import Dataset
-from jaxdp.loop import Batches
+from jaxdp.feeding import Batches
 from jaxdp.steps import TrainStep
 from jaxdp.sync import GradSync, ShardedSync
 from jaxdp.types import Device, LossFn, PyTree

@@ -3,10 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-import jax
-import numpy as np
-from jax.experimental import multihost_utils
-
+from jaxdp import peers
 from jaxdp.errors import StorageError
 
 T = TypeVar("T")
@@ -14,16 +11,12 @@ T = TypeVar("T")
 
 def of_the_first(value: int) -> int:
     """What process 0 gave; all have to call this."""
-    if jax.process_count() == 1:
-        return value
-    return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+    return peers.from_first(lambda: value)
 
 
 def any_process(flag: bool) -> bool:
     """Whether one of the processes said so; all have to call this."""
-    if jax.process_count() == 1:
-        return flag
-    return bool(multihost_utils.process_allgather(np.bool_(flag)).any())
+    return any(peers.from_all(flag))
 
 
 def the_first_does(work: Callable[[], T], otherwise: T) -> T:
@@ -37,7 +30,7 @@ def the_first_does(work: Callable[[], T], otherwise: T) -> T:
       StorageError: on all processes, where it raised one.
     """
     failure, result = None, otherwise
-    if jax.process_index() == 0:
+    if peers.is_first():
         try:
             result = work()
         except StorageError as error:

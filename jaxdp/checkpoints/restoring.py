@@ -6,11 +6,13 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from jaxdp.checkpoints import engine, files, leaves, manifest
 from jaxdp.checkpoints.agreement import any_process
 from jaxdp.checkpoints.files import DamageError
 from jaxdp.checkpoints.manifest import LeafEntry, Manifest, strangers
+from jaxdp.mesh import place
 from jaxdp.state import SavedForm, TrainState
 from jaxdp.trees import named_leaves
 from jaxdp.types import PyTree
@@ -108,4 +110,5 @@ def _other_slots(saved: Mapping[str, LeafEntry], like: TrainState) -> int | None
 
 
 def _placed_as(x: Any, like: jax.Array) -> jax.Array:
-    return jax.device_put(x, like.sharding)
+    assert isinstance(like.sharding, NamedSharding)
+    return place(x, like.sharding)

@@ -6,7 +6,8 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from jaxdp.errors import NumericsError
+from jaxdp import peers
+from jaxdp.errors import NumericsError, UserError
 from jaxdp.guard.replicas import compare_replicas, describe_differences
 from jaxdp.state import TrainState
 
@@ -77,6 +78,23 @@ class Guard:
     def due(self, step: int) -> bool:
         """Whether the replicas are to be compared after `step`."""
         return self.every > 0 and step % self.every == 0
+
+    def compare_start(self, mesh: Mesh, step: int, state: TrainState) -> None:
+        """As `compare`, of the state that a run starts from.
+
+        Raises:
+          UserError: it differs between processes, each of which made its own.
+          FaultError: it differs on the devices of one.
+        """
+        if peers.joined() == 1:
+            return self.compare(mesh, step, state)
+        if found := compare_replicas(mesh, state):
+            raise UserError(
+                f"processes start from different states: {describe_differences(found, mesh.size)}, "
+                f"on {peers.joined()} processes; expected the same everywhere: the same seed, the "
+                "same initial parameters"
+            )
+        return None
 
     def compare(self, mesh: Mesh, step: int, state: TrainState) -> None:
         """Raises `FaultError` if the replicas differ."""

@@ -97,7 +97,8 @@ def _ranges(steps: list[int]) -> str:
 def _limits(run: RecordedRun) -> Iterator[str]:
     """What the numbers do not say, and what could not be read."""
     if run.environment.get("emulated"):
-        yield notice(f"{emulated_devices(run.devices)}. Times say nothing about one.")
+        where = emulated_devices(run.devices, run.environment.get("processes", 1))
+        yield notice(f"{where}. Times say nothing about one.")
     if run.config is None:
         yield notice("config.yaml is missing or cannot be read, so parts are left out.")
     for name in run.unread:

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from jaxdp import peers
 from jaxdp.errors import StorageError, UserError
 from jaxdp.types import Device
 
@@ -69,6 +70,17 @@ def create_run_folder(out: Path) -> None:
         raise StorageError(f"out: {out} cannot be created: {error.strerror}") from error
 
 
+def check_shared(out: Path) -> None:
+    """Raises UserError, in every process, if one does not see the folder that process 0 made."""
+    seen = peers.from_all((out / "checkpoints").is_dir())
+    if not all(seen):
+        blind = ", ".join(str(r) for r, sees in enumerate(seen) if not sees)
+        raise UserError(
+            f"out: {out} is not seen by process {blind}; expected a folder that all processes "
+            "share, such as one on a network file system, given as an absolute path"
+        )
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Writes a file whole or not at all."""
     partial = path.with_name(path.name + ".partial")
@@ -98,7 +110,7 @@ def environment(devices: list[Device]) -> dict[str, Any]:
         "platform": devices[0].platform,
         "device_kind": devices[0].device_kind,
         "devices": len(devices),
-        "emulated": devices[0].platform == "cpu" and len(devices) > 1,
+        "emulated": devices[0].platform == "cpu" and len(devices) > jax.process_count(),
         "processes": jax.process_count(),
         "x64": bool(jax.config.read("jax_enable_x64")),
         "xla_flags": os.environ.get("XLA_FLAGS", ""),

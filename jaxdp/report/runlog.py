@@ -14,7 +14,7 @@ class RunLog:
 
     def __init__(
         self,
-        out: Path,
+        out: Path | None,
         reporter: Reporter,
         *,
         steps: int,
@@ -27,7 +27,7 @@ class RunLog:
         """Opens the logs of a run.
 
         Args:
-          out: the run folder.
+          out: the run folder; None: another process writes.
           reporter: where people read.
           steps: of the whole run, for the time that is left.
           devices: for the throughput of one.
@@ -35,13 +35,13 @@ class RunLog:
           resumed_step: rows after it are from a run that did not get on; they are dropped.
           tensorboard: whether to write TensorBoard files too; see `board.check_tensorboard`.
         """
-        self._metrics = MetricsLog(out / "metrics.jsonl", resumed_step)
+        self._metrics = MetricsLog(out / "metrics.jsonl", resumed_step) if out else None
         self._reporter = reporter
         self._steps, self._devices = steps, devices
         self._items, self._unit = items_per_step, unit
         self._row: dict[str, Any] = {}
         self.elapsed_s = 0.0  # in steps, up to the newest row
-        self._board = Board(out, resumed_step) if tensorboard else None
+        self._board = Board(out, resumed_step) if out and tensorboard else None
 
     def metrics(self, step: int, row: Mapping[str, Any]) -> None:
         """A row of the loop's."""
@@ -70,7 +70,8 @@ class RunLog:
     def back_to(self, step: int) -> None:
         """Forgets the rows after `step`: the run went back to there and will log them again."""
         self.flush()
-        self._metrics.drop_after(step)
+        if self._metrics is not None:
+            self._metrics.drop_after(step)
         if self._board is not None:
             self._board.back_to(step)
 
@@ -78,8 +79,7 @@ class RunLog:
         """Writes the row that was kept back for an evaluation to join."""
         if not self._row:
             return
-        warning = self._metrics.write(self._row)
-        if warning:
+        if self._metrics is not None and (warning := self._metrics.write(self._row)):
             self._reporter.line(f"warning: {warning}")
         if self._board is not None:
             self._board.write(self._row)

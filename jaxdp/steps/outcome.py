@@ -6,12 +6,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxdp.errors import UserError
 from jaxdp.loss_scale import DynamicScale, adjusted, overflowed
-from jaxdp.mesh import AXIS, replicate
+from jaxdp.mesh import AXIS, place, replicate
 from jaxdp.state import TrainState
 from jaxdp.steps.types import Metrics
 from jaxdp.types import PyTree
@@ -30,7 +31,7 @@ def blank_state(mesh: Mesh, scaling: DynamicScale | None = None, **parts: PyTree
 def stacked(mesh: Mesh, tree: PyTree) -> PyTree:
     """One device's slots as every device's: leaves get a leading dim of devices, sharded."""
     copies = jax.tree.map(lambda x: jnp.broadcast_to(x, (mesh.size, *jnp.shape(x))), tree)
-    return jax.device_put(copies, NamedSharding(mesh, P(AXIS)))
+    return place(copies, NamedSharding(mesh, P(AXIS)))
 
 
 def slot(tree: PyTree) -> PyTree:
@@ -104,6 +105,19 @@ def loss_scaling(compute_dtype: Any, loss_scale: DynamicScale | None) -> Dynamic
             "float16, or no loss_scale"
         )
     return None
+
+
+def checked_optimizer(optimizer: Any) -> optax.GradientTransformationExtraArgs:
+    """An optimizer that may be given the number of the step.
+
+    Raises:
+      UserError: it has no `init` and `update`.
+    """
+    if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
+        raise UserError(
+            f"optimizer: {optimizer!r}; expected an optax transformation, such as optax.adam(1e-3)"
+        )
+    return optax.with_extra_args_support(optimizer)
 
 
 def check_options(microbatches: int, clip_norm: float | None, seed: int) -> None:

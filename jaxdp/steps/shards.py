@@ -7,6 +7,7 @@ With S shards on n devices, device d computes shards d * S/n to (d + 1) * S/n, o
              1:  shard 4         5         6         7
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,13 +29,23 @@ class Shards(NamedTuple):
     examples: Batch
 
 
-def by_turns(batch: Batch, shards: int, devices: int) -> tuple[Shards, ...]:
-    """A batch of NumPy arrays `[microbatches, shards * b, ...]`, turn by turn."""
+def by_turns(
+    batch: Batch, shards: int, devices: int, own: Sequence[int] | None = None
+) -> tuple[Shards, ...]:
+    """What devices compute, turn by turn.
+
+    Args:
+      batch: NumPy arrays `[microbatches, own shards * b, ...]`.
+      shards: S, over all devices.
+      devices: n.
+      own: the numbers of the devices that `batch` is for; all by default.
+    """
     turns = shards // devices
     numbers = np.arange(shards, dtype=np.int32).reshape(devices, turns)
+    numbers = numbers if own is None else numbers[list(own)]
 
     def of_turn(x: np.ndarray, turn: int) -> np.ndarray:
-        cut = x.reshape(len(x), devices, turns, -1, *x.shape[2:])
+        cut = x.reshape(len(x), len(numbers), turns, -1, *x.shape[2:])
         return np.ascontiguousarray(np.moveaxis(cut[:, :, turn], 0, 1))
 
     return tuple(

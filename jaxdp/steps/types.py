@@ -7,12 +7,11 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 
 from jaxdp.errors import UserError
 from jaxdp.loss_path import refuse_integers
-from jaxdp.mesh import AXIS
+from jaxdp.mesh import own_positions, place_own, rows_of
 from jaxdp.plan import Plan
 from jaxdp.state import AS_IT_IS, SavedForm, TrainState
 from jaxdp.steps.shards import by_turns
@@ -55,6 +54,7 @@ class TrainStep:
       form: how the state is kept in checkpoints.
       logical_shards: into how many every part is cut, whatever the number of devices; None: into
         as many as there are devices.
+      peeled: whether the last of these parts is computed behind the loop over the others.
     """
 
     run: Callable[[TrainState, Any], tuple[TrainState, Metrics]]
@@ -64,6 +64,7 @@ class TrainStep:
     planned: Callable[[TrainState, Any], Plan | None]
     form: SavedForm = AS_IT_IS
     logical_shards: int | None = None
+    peeled: bool = False
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         """One optimizer step.
@@ -107,7 +108,8 @@ class TrainStep:
     def place(self, batch: Batch) -> Any:
         """Puts a global batch from the host on the devices.
 
-        Part m holds examples m * B / M to (m + 1) * B / M whatever the number of devices.
+        Part m holds examples m * B / M to (m + 1) * B / M whatever the number of devices.  In a job
+        of several processes each gives the whole batch, and takes what its devices work on.
 
         Args:
           batch: NumPy arrays `[B, ...]`.
@@ -120,25 +122,54 @@ class TrainStep:
             divide B, or arrays differ in length.
         """
         _check_batch(batch)
-        lengths = {name: len(x) if np.ndim(x) else 0 for name, x in batch.items()}
-        if len(set(lengths.values())) != 1:
-            raise UserError(f"batch: arrays of lengths {lengths}; expected one length for all")
-        cut = {name: self._cut(name, x) for name, x in batch.items()}
-        if self.logical_shards is None:
-            return jax.device_put(cut, NamedSharding(self.mesh, P(None, AXIS)))
-        turns = by_turns(cut, self.logical_shards, self.mesh.size)
-        return jax.device_put(turns, NamedSharding(self.mesh, P(AXIS)))
+        for name, x in batch.items():
+            self._check_length(f"batch[{name!r}]: shape {x.shape}", len(x) if np.ndim(x) else 0)
+        rows = self.rows(len(next(iter(batch.values()))))
+        return self.place_rows({name: x[rows] for name, x in batch.items()})
 
-    def _cut(self, name: str, x: np.ndarray) -> np.ndarray:
+    def rows(self, global_batch: int) -> slice | np.ndarray:
+        """Which examples of a global batch this process's devices work on.
+
+        Returns:
+          All of them in a job of one process; else their row numbers, int64, part by part.
+
+        Raises:
+          UserError: parts x devices (or logical shards) does not divide the batch.
+        """
+        self._check_length(f"global batch of {global_batch}", global_batch)
+        own = own_positions(self.mesh)
+        if len(own) == self.mesh.size:
+            return slice(None)
+        return rows_of(own, self.mesh.size, global_batch, self.parts)
+
+    def place_rows(self, batch: Batch) -> Any:
+        """Puts a part of a global batch, `rows` of it, on this process's devices.
+
+        Args:
+          batch: NumPy arrays, of one length.
+
+        Returns:
+          As `place`.
+
+        Raises:
+          UserError: the batch is no dict of arrays of one length.
+        """
+        _check_batch(batch)
+        cut = {name: x.reshape(self.parts, -1, *x.shape[1:]) for name, x in batch.items()}
+        if self.logical_shards is None:
+            return place_own(self.mesh, cut, dim=1)
+        own = own_positions(self.mesh)
+        return place_own(self.mesh, by_turns(cut, self.logical_shards, self.mesh.size, own), dim=0)
+
+    def _check_length(self, given: str, length: int) -> None:
         shards = self.logical_shards or self.mesh.size
         what = "devices" if self.logical_shards is None else "logical shards"
         parts = self.parts * shards
-        if x.ndim == 0 or x.shape[0] % parts or not x.shape[0]:
+        if length % parts or not length:
             raise UserError(
-                f"batch[{name!r}]: shape {x.shape}; expected a first dimension divisible by "
-                f"{parts} ({self.parts} parts x {shards} {what})"
+                f"{given}; expected a first dimension divisible by {parts} ({self.parts} parts x "
+                f"{shards} {what})"
             )
-        return x.reshape(self.parts, -1, *x.shape[1:])
 
 
 def _check_batch(batch: Any) -> None:
@@ -149,3 +180,8 @@ def _check_batch(batch: Any) -> None:
     for name, x in batch.items():
         if not hasattr(x, "shape") or not hasattr(x, "dtype"):
             raise UserError(f"batch[{name!r}] is of type {type(x).__name__}; {expected}")
+        if getattr(x.dtype, "kind", "") in "OSUmM":
+            raise UserError(f"batch[{name!r}] is of dtype {x.dtype}; expected numbers")
+    lengths = {name: len(x) if np.ndim(x) else 0 for name, x in batch.items()}
+    if len(set(lengths.values())) != 1:
+        raise UserError(f"batch: arrays of lengths {lengths}; expected one length for all")

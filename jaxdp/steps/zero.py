@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxdp.gradients import clip, global_means
-from jaxdp.mesh import AXIS
+from jaxdp.mesh import AXIS, everywhere, replicate
 from jaxdp.plan import Plan
 from jaxdp.state import SavedForm, TrainState
 from jaxdp.steps.elementwise import refuse_unless_elementwise
@@ -61,7 +61,7 @@ def sharded_update(
 
         specs = _specs(jax.eval_shape(shares, params))
         placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-        state = jax.jit(shares, out_shardings=placed)(params)
+        state = jax.jit(shares, out_shardings=placed)(replicate(mesh, params))
         _assert_shared(state, jax.eval_shape(optimizer.init, params), mesh)
         return state
 
@@ -163,14 +163,12 @@ def _saved_form(
 def _gathered(leaf: jax.Array, whole: jax.ShapeDtypeStruct) -> Any:
     if not leaf.ndim:
         return leaf
-    return uncut(jax.device_get(jax.device_put(leaf, _everywhere(leaf))), whole.shape)
-
-
-def _everywhere(leaf: jax.Array) -> NamedSharding:
     assert isinstance(leaf.sharding, NamedSharding)
-    return NamedSharding(leaf.sharding.mesh, P())
+    assert isinstance(leaf.sharding.mesh, Mesh)
+    return uncut(jax.device_get(everywhere(leaf.sharding.mesh, leaf)), whole.shape)
 
 
 def _spread(leaf: jax.Array, like: Any) -> jax.Array:
     n = like.sharding.mesh.size
-    return jax.device_put(all_shares(leaf, n) if leaf.ndim else leaf, like.sharding)
+    # a program, not `device_put`: processes hold parts of both
+    return jax.jit(lambda x: all_shares(x, n), out_shardings=like.sharding)(leaf)

@@ -18,8 +18,12 @@ def introduction(config: Config, job: Job, state: TrainState, choice: Choice) ->
     devices = list(job.mesh.devices.flat)
     n, platform = len(devices), devices[0].platform
     kind = "CPU" if platform == "cpu" else devices[0].device_kind
-    emulated = n > 1 and platform == "cpu"
-    where = emulated_devices(n) if emulated else counted(n, f"{kind} device")
+    processes = jax.process_count()
+    where = counted(n, f"{kind} device")
+    if platform == "cpu" and n > processes:
+        where = emulated_devices(n, processes)
+    elif processes > 1:
+        where += f" in {processes} processes"
     dataset = job.dataset
     what = "gradients" if config.sync.local_steps is None else "changes made by local steps"
     lines = [
@@ -32,6 +36,8 @@ def introduction(config: Config, job: Job, state: TrainState, choice: Choice) ->
         f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of {what}, "
         f"{what_travels(config)} on the wire; {choice.reason}",
     ]
+    if job.step.peeled:
+        lines.append("peeled the last microbatch is behind the loop, compiled a second time")
     if config.sync.shard_optimizer:
         held = hlo.format_bytes(bytes_per_device(state.opt_state))
         lines.append(f"zero   the optimizer's state is shared out: {held} on each device")

@@ -1,13 +1,15 @@
-"""What a run that goes on must have in common with the one that it goes on with."""
+"""What a run shares with the one that it goes on with, and its processes with each other."""
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
+from jaxdp import peers
 from jaxdp.config import Config, bare, diff, flatten, load_config
 from jaxdp.errors import UserError
 from jaxdp.report.progress import Reporter
@@ -22,6 +24,19 @@ _MAY_CHANGE = (
 _AND_YET_STAY = (
     "sync.local_steps", "sync.outer_", "sync.compression", "sync.power_sgd_rank",
 )  # fmt: skip
+
+
+_CONTENTS = ("sha256", "digest")  # the facts of a data set that tell it from another
+
+
+def check_same_data(facts: Mapping[str, Any]) -> None:
+    """Raises UserError, in every process, if hosts hold different data."""
+    found = peers.from_all({name: facts.get(name) for name in _CONTENTS})
+    if other := [r for r, contents in enumerate(found) if contents != found[0]]:
+        raise UserError(
+            f"data: the training data of process {other[0]} are not those of process 0 "
+            f"({found[other[0]]} and {found[0]}); expected the same files on every host"
+        )
 
 
 @dataclass(frozen=True)
@@ -57,7 +72,7 @@ class Meta:
         Raises:
           UserError: the data or a key that has to stay are not the same.
         """
-        for name in ("sha256", "digest"):
+        for name in _CONTENTS:
             old, new = saved.get("data", {}).get(name), self.data.get(name)
             if old != new:
                 raise UserError(

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from jaxdp import peers
 from jaxdp.assemble import Job, assemble, check_names, load_data
 from jaxdp.checkpoints import Checkpoints
 from jaxdp.choosing import choose_algorithm
@@ -15,9 +16,22 @@ from jaxdp.mesh import use_devices
 from jaxdp.report.board import check_tensorboard
 from jaxdp.report.progress import Reporter, SilentReporter
 from jaxdp.report.record import Stopwatch, write_failure, write_report
-from jaxdp.report.runfolder import check_run_folder, create_run_folder, write_json
+from jaxdp.report.runfolder import (
+    check_run_folder,
+    check_shared,
+    create_run_folder,
+    write_json,
+)
+from jaxdp.runtime.phases import END, SAVE
+from jaxdp.runtime.watch import Watch
 from jaxdp.training.introduction import introduction
-from jaxdp.training.resuming import Meta, check_unchanged, kept_settings, told_form
+from jaxdp.training.resuming import (
+    Meta,
+    check_same_data,
+    check_unchanged,
+    kept_settings,
+    told_form,
+)
 from jaxdp.training.session import Session
 from jaxdp.training.summary import complete, summarize
 
@@ -26,13 +40,20 @@ def run_training(
     config: Config,
     reporter: Reporter | None = None,
     should_stop: Callable[[], bool] = lambda: False,
+    stop_at: Callable[[int], bool] = lambda step: False,
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Trains as `config` says, in the run folder `config.out`.
+
+    In a job of several processes all call it alike; process 0 writes and reports for all.
 
     Args:
       config: from `jaxdp.config.load_config`.
       reporter: where progress is told; nowhere by default.
       should_stop: asked before every step; True saves and returns.
+      stop_at: the same, asked with the number of steps so far.  Of several processes all must get
+        the same answers.
+      watch: told of each phase and step from the compilation on; nobody by default.
 
     Returns:
       What summary.json holds; `stopped` is True if the run is not complete.
@@ -41,15 +62,17 @@ def run_training(
       UserError: the configuration, the data or the run folder do not fit.
       NumericsError, StorageError: the run ended early.
     """
-    reporter, clock = reporter or SilentReporter(), Stopwatch()
+    reporter, clock, watch = reporter or SilentReporter(), Stopwatch(), watch or Watch()
+    if not peers.is_first():
+        reporter = SilentReporter()
     out = Path(config.out or "runs/default")
-    resuming = check_run_folder(out, config.resume)
-    changes = check_unchanged(config, out) if resuming else []
+    resuming, changes = peers.from_first(lambda: _going_on(config, out))
     if config.log.tensorboard:
         check_tensorboard()
     job, choice = _prepare(config)
     state = job.init()
-    create_run_folder(out)
+    peers.from_first(lambda: create_run_folder(out))
+    check_shared(out)
     guard = Guard(**config.guard.model_dump(), tell=reporter.line)
     meta = Meta(dict(job.dataset.facts), kept_settings(config))
     # the final save is complete when the context is left, before anything calls the run done
@@ -57,30 +80,45 @@ def run_training(
     with Checkpoints(
         out / "checkpoints", config.checkpoint.keep, form, config.checkpoint.verify
     ) as checkpoints:
-        session = Session(config, job, choice, out, checkpoints, guard, reporter, clock, meta)
+        session = Session(
+            config, job, choice, out, checkpoints, guard, reporter, clock, meta, watch
+        )
         if resuming:
             state = session.resume(state)
-        if (summary := complete(out, int(state.step), config.steps)) is not None:
+        step = int(state.step)
+        summary = peers.from_first(lambda: complete(out, step, config.steps))
+        if summary is not None:
             reporter.line(f"nothing to do: the run in {out} is complete")
             return summary
         for line in [*changes, *introduction(config, job, state, choice)]:
             reporter.line(line)
         try:
-            result = session.fit(state, should_stop)
+            result = session.fit(state, should_stop, stop_at)
+            watch.enter(SAVE, result.step)
             with clock.on("saving"):
                 checkpoints.wait()
         except (NumericsError, StorageError) as error:
-            write_failure(out, error, clock, reporter, guard.record())
+            if peers.is_first():
+                write_failure(out, error, clock, reporter, guard.record())
             raise
+    watch.enter(END, result.step)
     summary = summarize(choice, job, result, config.steps, session.meta, guard, clock)
-    write_json(out / "summary.json", summary)
-    write_report(out, reporter)
+    if peers.is_first():
+        write_json(out / "summary.json", summary)
+        write_report(out, reporter)
     return summary
+
+
+def _going_on(config: Config, out: Path) -> tuple[bool, list[str]]:
+    """Whether a run goes on, and a line for each key that has changed since it began."""
+    resuming = check_run_folder(out, config.resume)
+    return resuming, check_unchanged(config, out) if resuming else []
 
 
 def _prepare(config: Config) -> tuple[Job, Choice]:
     """The parts of a run, and the algorithm that it uses; writes nothing."""
     dataset = load_data(config)
+    check_same_data(dataset.facts)
     check_names(config, dataset)
     devices = use_devices(config.devices)
     if mistakes := check_devices(config, len(devices)):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxdp import hlo
+from jaxdp import hlo, peers
 from jaxdp.assemble import Job
 from jaxdp.checkpoints import Checkpoints
 from jaxdp.collectives.tuning import Choice
@@ -16,6 +16,9 @@ from jaxdp.report.progress import Reporter
 from jaxdp.report.record import Stopwatch, close_stretch_before, run_facts
 from jaxdp.report.runfolder import environment, write_atomically, write_json
 from jaxdp.report.runlog import RunLog
+from jaxdp.runtime.phases import EVALUATION, START
+from jaxdp.runtime.stragglers import Stragglers
+from jaxdp.runtime.watch import Watch
 from jaxdp.state import TrainState
 from jaxdp.steps import CompiledStep
 from jaxdp.training.resuming import Meta
@@ -30,6 +33,7 @@ class Session:
       out: the run folder.
       checkpoints, guard, reporter, clock: open for as long as the run lasts.
       meta: what checkpoints hold besides the state; changed by `resume`.
+      watch: told where the run is.
       log: of the stretch from `fit` on.
     """
 
@@ -42,6 +46,7 @@ class Session:
     reporter: Reporter
     clock: Stopwatch
     meta: Meta
+    watch: Watch
     log: RunLog = field(init=False)
 
     def resume(self, like: TrainState) -> TrainState:
@@ -57,7 +62,12 @@ class Session:
         self._warn(lines)
         return state
 
-    def fit(self, state: TrainState, should_stop: Callable[[], bool]) -> FitResult:
+    def fit(
+        self,
+        state: TrainState,
+        should_stop: Callable[[], bool],
+        stop_at: Callable[[int], bool],
+    ) -> FitResult:
         """Trains from `state` to the last step."""
         config, job, first = self.config, self.job, int(state.step)
 
@@ -70,7 +80,9 @@ class Session:
             self.clock.since_start("start")
             self.guard.restore = self._restore
             if first >= config.steps:  # killed after the last save, before the summary
-                return FitResult(state, first, evaluation=job.evaluate(state))
+                self.watch.enter(EVALUATION, first)
+                means = job.evaluate(state, on_batch=self.watch.beat)
+                return FitResult(state, first, evaluation=means)
             return fit(
                 job.step,
                 state,
@@ -82,6 +94,9 @@ class Session:
                 guard=self.guard,
                 on_compiled=lambda compiled, seconds: self._begin(state, compiled, seconds),
                 should_stop=stop,
+                stop_at=stop_at,
+                stragglers=Every(config.log.every, Stragglers(self.reporter.line).compare),
+                watch=self.watch,
             )
         finally:
             self.log.close()
@@ -91,7 +106,7 @@ class Session:
         dataset, config = self.job.dataset, self.config
         language = dataset.task == "language"
         return RunLog(
-            self.out,
+            self.out if peers.is_first() else None,
             self.reporter,
             steps=config.steps,
             devices=self.job.mesh.size,
@@ -103,7 +118,7 @@ class Session:
 
     def _evaluate(self, step: int, state: TrainState) -> dict[str, float]:
         with self.clock.on("evaluation"):
-            means = self.job.evaluate(state)
+            means = self.job.evaluate(state, on_batch=self.watch.beat)
         self.log.evaluation(step, means)
         return means
 
@@ -116,6 +131,7 @@ class Session:
             self.checkpoints.save(step, state, meta)
 
     def _restore(self, at_most: int | None, like: TrainState) -> TrainState | None:
+        self.watch.enter(START, at_most or 0)
         self.checkpoints.wait()
         steps = self.checkpoints.steps()
         if not any(at_most is None or step <= at_most for step in steps):
@@ -131,6 +147,8 @@ class Session:
 
     def _begin(self, state: TrainState, compiled: CompiledStep, seconds: float) -> None:
         """Writes the run's files.  Before, a mistake of the user could still come to light."""
+        if not peers.is_first():
+            return
         config = self.config.model_copy(update={"out": str(self.out), "resume": False})
         write_atomically(self.out / "config.yaml", to_yaml(config))
         self.clock.seconds["compiling"] = seconds
