@@ -59,7 +59,7 @@ def _train(config: "Config", watch: Watch) -> int:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with stop_requests(peers.joined()) as stop:
         reporter = make_reporter(config.log.progress if peers.is_first() else "none", config.steps)
-        summary = run_training(config, reporter, stop.asked, stop.at, watch)
+        summary = run_training(config, reporter, stop_at=stop.at, watch=watch)
     reporter.line(describe_summary(summary, config.out or ""))
     if not summary["stopped"]:
         return Exit.DONE

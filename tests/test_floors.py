@@ -29,7 +29,7 @@ FLOORS = [
     },
     {"gradients", "steps"},
     {"checkpoints", "evaluation", "guard"},
-    {"feeding", "loop", "report", "runtime"},
+    {"feeding", "loop", "meter", "report", "runtime"},
     {"assemble"},
     {"comparison", "choosing"},
     {"training", "checking"},

@@ -192,7 +192,7 @@ def test_n2_the_program_puts_the_handlers_of_signals_back(tmp_path, monkeypatch,
     def handlers():
         return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
-    def interrupted(config, reporter, *stops):
+    def interrupted(config, reporter, **more):
         assert handlers() != before
         raise KeyboardInterrupt
 

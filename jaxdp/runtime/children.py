@@ -14,16 +14,21 @@ from typing import IO, Any, NamedTuple
 
 from jaxdp.errors import UserError
 from jaxdp.runtime import reaping
+from jaxdp.runtime.control import CONTROL
+from jaxdp.runtime.place import (
+    ADDRESS,
+    ATTEMPT,
+    BIND,
+    CORES,
+    COUNT,
+    ID,
+    LOCAL_DEVICES,
+    LOCAL_RANK,
+)
 from jaxdp.runtime.reaping import Job
 
-_JAX = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-_OURS = (
-    "JAXDP_CONTROL",
-    "JAXDP_ATTEMPT",
-    "JAXDP_CORES",
-    "JAXDP_COORDINATOR_BIND",
-    "JAXDP_LOCAL_RANK",
-)
+_PLACE = (ADDRESS, COUNT, ID)
+_TOLD = (*_PLACE, CONTROL, ATTEMPT, CORES, BIND, LOCAL_RANK)
 _LISTENING = range(20_000, 32_000)  # below the ports that Linux gives to outgoing connections
 _END_S = 5.0
 
@@ -71,21 +76,21 @@ def check_count(nproc: int) -> None:
 def environment(base: Mapping[str, str], world: World, rank: int, mark: str) -> dict[str, str]:
     """The environment of a rank; what an outer launcher set for its own ranks is left out."""
     local = rank - world.first
-    given = {name: text for name, text in base.items() if name not in (*_JAX, *_OURS)}
+    given = {name: text for name, text in base.items() if name not in _TOLD}
     given |= {
         reaping.MARK: f"{base[reaping.MARK]}:{mark}" if reaping.MARK in base else mark,
-        "JAXDP_CONTROL": str(world.control),
-        "JAXDP_ATTEMPT": str(world.attempt),
-        "JAXDP_LOCAL_RANK": str(local),
+        CONTROL: str(world.control),
+        ATTEMPT: str(world.attempt),
+        LOCAL_RANK: str(local),
         "PYTHONUNBUFFERED": "1",  # lines come when they are printed, also a killed process's last
     }
-    given |= dict(zip(_JAX, (world.address, str(world.size), str(rank)), strict=True))
+    given |= dict(zip(_PLACE, (world.address, str(world.size), str(rank)), strict=True))
     if world.bind:
-        given["JAXDP_COORDINATOR_BIND"] = world.bind
+        given[BIND] = world.bind
     if world.cores:
-        given["JAXDP_CORES"] = ",".join(map(str, world.cores[local]))
+        given[CORES] = ",".join(map(str, world.cores[local]))
     if world.devices:
-        given["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, world.devices[local]))
+        given[LOCAL_DEVICES] = ",".join(map(str, world.devices[local]))
     return given
 
 

@@ -15,6 +15,7 @@ from jaxdp.runtime.children import Janitor, World, cores, free_port, hired_janit
 from jaxdp.runtime.launch_options import LaunchOptions
 from jaxdp.runtime.output import Output
 from jaxdp.runtime.phases import EVALUATION, SAVE, STEP
+from jaxdp.runtime.place import LOCAL_DEVICES
 from jaxdp.runtime.requests import Requests, noted_requests
 from jaxdp.runtime.restarting import Decision, End, History, Rules, decide
 from jaxdp.wording import counted
@@ -22,7 +23,7 @@ from jaxdp.wording import counted
 TRAINER = "jaxdp.train"
 _LOOPBACK = "127.0.0.1"
 _ACCELERATORS = ("nvidiactl", "kfd", "accel0", "vfio")  # in /dev: GPUs of two makers, TPUs
-_CHOSEN = {"CUDA_VISIBLE_DEVICES", "JAX_CUDA_VISIBLE_DEVICES", "JAX_LOCAL_DEVICE_IDS"}
+_CHOSEN = {"CUDA_VISIBLE_DEVICES", "JAX_CUDA_VISIBLE_DEVICES", LOCAL_DEVICES}
 
 
 def launch(options: LaunchOptions) -> int:

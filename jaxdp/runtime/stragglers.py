@@ -6,19 +6,18 @@ are compared now and then, over the coordination service: no device and no step 
 a device by itself takes longer for is not seen here.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from jax._src import distributed  # the coordination service itself, which is not public
+
+from jaxdp import peers
 
 _FACTOR = 2.0  # of what the others take
 _LEAST_S = 0.005  # more than they take
 _LEAST_SHARE = 0.1  # of a step, more than they take
 _TIMES = 3  # in a row: one may be a pause of the machine
-_KEY = "jaxdp/own/"
 
 
 class Own(NamedTuple):
@@ -114,18 +113,6 @@ class Stragglers:
 
 
 def exchange_over_service(own: Own) -> list[Own] | None:
-    """Leaves `own` with the coordination service, and takes what the others left there last.
-
-    Returns:
-      What each rank left last; None except in rank 0, and until every rank has left something.
-    """
-    job = distributed.global_state
-    if job.client is None or not job.num_processes or job.num_processes == 1:
-        return None
-    job.client.key_value_set(f"{_KEY}{job.process_id}", json.dumps(own), allow_overwrite=True)
-    if job.process_id:
-        return None
-    left = {int(key.rsplit("/", 1)[1]): text for key, text in job.client.key_value_dir_get(_KEY)}
-    if len(left) < job.num_processes:
-        return None
-    return [Own(*json.loads(left[rank])) for rank in range(job.num_processes)]
+    """What each rank spent when it said so last; as `peers.left_by_all`."""
+    left = peers.left_by_all("own", own)
+    return left and [Own(*values) for values in left]

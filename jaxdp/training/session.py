@@ -10,7 +10,8 @@ from jaxdp.checkpoints import Checkpoints
 from jaxdp.collectives.tuning import Choice
 from jaxdp.config import Config, to_yaml
 from jaxdp.guard import Guard
-from jaxdp.loop import Every, FitResult, fit
+from jaxdp.loop import FitResult, fit
+from jaxdp.meter import Every
 from jaxdp.plan import compare
 from jaxdp.report.progress import Reporter
 from jaxdp.report.record import Stopwatch, close_stretch_before, run_facts

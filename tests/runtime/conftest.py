@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from jaxdp.runtime.children import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 LIMIT_S = 240  # far more than anything takes: only a hang comes to it
@@ -87,13 +88,6 @@ class Processes:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-
-
-def free_port():
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
