@@ -53,7 +53,7 @@ class Job:
       step, eval_step: compiled when first called.
       make_step: this run's step builder with its arguments, of which any can be replaced.
       init: makes the state before step 0.
-      evaluate: state -> means over the held-out examples.
+      evaluate: state -> means over the held-out examples; `on_batch` as in `evaluate`.
     """
 
     dataset: Dataset
@@ -64,7 +64,7 @@ class Job:
     make_step: Callable[..., TrainStep]
     eval_step: EvalStep
     init: Callable[[], TrainState]
-    evaluate: Callable[[TrainState], dict[str, float]]
+    evaluate: Callable[..., dict[str, float]]
 
 
 def load_data(config: Config) -> Dataset:
@@ -149,14 +149,15 @@ def _step_builder(config: Config, algorithm: str | None) -> Callable[..., TrainS
     """The builder with what is its own; `algorithm` in place of `sync.algorithm` if given."""
     if config.sync.logical_shards is not None:
         return partial(make_reproducible_step, logical_shards=config.sync.logical_shards)
-    builder: Callable[..., TrainStep] = make_train_step
-    if config.sync.local_steps is not None:
-        builder = partial(
-            make_local_sgd_step,
-            local_steps=config.sync.local_steps,
-            outer_optimizer=outer_sgd(config.sync.outer_learning_rate, config.sync.outer_momentum),
-        )
-    return partial(builder, sync=make_sync(config, algorithm))
+    sync: Any = make_sync(config, algorithm)  # the configuration fits it to the builder
+    if config.sync.local_steps is None:
+        return partial(make_train_step, sync=sync, peel_last=config.sync.peel_last)
+    return partial(
+        make_local_sgd_step,
+        sync=sync,
+        local_steps=config.sync.local_steps,
+        outer_optimizer=outer_sgd(config.sync.outer_learning_rate, config.sync.outer_momentum),
+    )
 
 
 def assemble(
@@ -201,8 +202,9 @@ def assemble(
         key = jax.random.fold_in(jax.random.key(config.seed, impl="threefry2x32"), _INIT_FOLD)
         return step.init(*jax.jit(model.init)(key))
 
-    def evaluate_heldout(state: TrainState) -> dict[str, float]:
+    def evaluate_heldout(state: TrainState, **more: Callable[[], None]) -> dict[str, float]:
         batches = eval_batches(dataset.heldout, batch, eval_step.rows(batch))
-        return evaluate(eval_step, state.params, state.model_state, batches, own_rows=True)
+        params, model_state = state.params, state.model_state
+        return evaluate(eval_step, params, model_state, batches, own_rows=True, **more)
 
     return Job(dataset, loader, mesh, loss_fn, step, make_step, eval_step, init, evaluate_heldout)

@@ -8,11 +8,85 @@ from typing import Any, NoReturn
 
 from jaxdp.comparison import processes
 from jaxdp.errors import UserError, exit_code, interrupted_at_once
+from jaxdp.runtime.children import check_count
 from jaxdp.sizes import parse_bytes
 
 PROG = "python -m jaxdp.compare"
 MODULE = "jaxdp.compare"
 _NOT_WITH_DRAW = ("json", "csv", "plot", "report", "tune", "model", "algorithms")
+
+
+def _number_of_bytes(text: str) -> int:
+    return parse_bytes(text)
+
+
+_number_of_bytes.__name__ = "number of bytes"  # what argparse calls it in its message
+
+
+# flags -> what argparse is told of them
+_WHERE: dict[str, dict[str, Any]] = {
+    "--devices": {
+        "type": int,
+        "help": "ranks over all processes, emulated on CPU (default: all there are; 4 on CPU)",
+    },
+    "--nproc-per-node --nproc": {
+        "type": int,
+        "default": 1,
+        "help": "CPU processes to start here, joined over loopback",
+    },
+}
+_WHAT: dict[str, dict[str, Any]] = {
+    "--op": {
+        "default": "all_reduce",
+        "choices": ["all_reduce", "reduce_scatter", "all_gather", "broadcast"],
+        "help": "the collective",
+    },
+    "--algorithms": {"metavar": "A,B", "help": "names, auto among them, or all (default)"},
+    "--dtype": {"default": "float32", "choices": ["float32", "bfloat16", "float16", "int32"]},
+    "--redop": {"default": "sum", "choices": ["sum", "max", "min", "product"]},
+    "--min-bytes": {
+        "type": _number_of_bytes,
+        "default": "1K",
+        "metavar": "1K",
+        "help": "smallest size; K, M, G are powers of 1024",
+    },
+    "--max-bytes": {
+        "type": _number_of_bytes,
+        "default": "16M",
+        "metavar": "16M",
+        "help": "largest size",
+    },
+    "--factor": {"type": int, "default": 4, "help": "from size to size"},
+}
+_HOW: dict[str, dict[str, Any]] = {
+    "--iters": {"type": int, "default": 20, "help": "samples of each case"},
+    "--warmup": {"type": int, "default": 3, "help": "calls before the first sample"},
+    "--latency": {
+        "action": "store_true",
+        "help": "time single calls instead of calls back to back",
+    },
+    "--seed": {"type": int, "default": 0, "help": "of the inputs"},
+    "--model": {
+        "metavar": "CONFIG",
+        "help": "send the gradients of a configuration's model; the bucket size is the sweep",
+    },
+}
+_FILES: dict[str, dict[str, Any]] = {
+    "--json": {"metavar": "FILE", "help": "write rows, model and environment"},
+    "--csv": {"metavar": "FILE", "help": "write the rows"},
+    "--plot": {"metavar": "FILE.png", "help": "draw times over sizes"},
+    "--report": {"metavar": "FILE.html", "help": "write a page: charts, model, rows, players"},
+    "--tune": {
+        "action": "store_true",
+        "help": "keep the fastest of each size for algorithm auto",
+    },
+    "--tune-file": {"metavar": "FILE", "help": "where (default: the user's cache folder)"},
+    "--draw": {
+        "metavar": "A,B",
+        "help": "print the rounds of algorithms, and measure nothing",
+    },
+    "--html": {"metavar": "FILE.html", "help": "draw them step by step in a page instead"},
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,62 +121,10 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit codes: 0 all right, 2 a mistake in the command, 3 wrong results, 5 storage.",
         allow_abbrev=False,
     )
-    add = parser.add_argument
-    add(
-        "--devices",
-        type=int,
-        help="ranks over all processes, emulated on CPU (default: all there are; 4 on CPU)",
-    )
-    add(
-        "--nproc-per-node",
-        "--nproc",
-        type=int,
-        default=1,
-        help="CPU processes to start here, joined over loopback",
-    )
-    add(
-        "--op",
-        default="all_reduce",
-        choices=["all_reduce", "reduce_scatter", "all_gather", "broadcast"],
-        help="the collective",
-    )
-    add("--algorithms", metavar="A,B", help="names, auto among them, or all (default)")
-    add("--dtype", default="float32", choices=["float32", "bfloat16", "float16", "int32"])
-    add("--redop", default="sum", choices=["sum", "max", "min", "product"])
-    add(
-        "--min-bytes",
-        type=_number_of_bytes,
-        default="1K",
-        metavar="1K",
-        help="smallest size; K, M, G are powers of 1024",
-    )
-    add("--max-bytes", type=_number_of_bytes, default="16M", metavar="16M", help="largest size")
-    add("--factor", type=int, default=4, help="from size to size")
-    add("--iters", type=int, default=20, help="samples of each case")
-    add("--warmup", type=int, default=3, help="calls before the first sample")
-    add("--latency", action="store_true", help="time single calls instead of calls back to back")
-    add("--seed", type=int, default=0, help="of the inputs")
-    add(
-        "--model",
-        metavar="CONFIG",
-        help="send the gradients of a configuration's model; the bucket size is the sweep",
-    )
-    add("--json", metavar="FILE", help="write rows, model and environment")
-    add("--csv", metavar="FILE", help="write the rows")
-    add("--plot", metavar="FILE.png", help="draw times over sizes")
-    add("--report", metavar="FILE.html", help="write a page: charts, model, rows, players")
-    add("--tune", action="store_true", help="keep the fastest of each size for algorithm auto")
-    add("--tune-file", metavar="FILE", help="where (default: the user's cache folder)")
-    add("--draw", metavar="A,B", help="print the rounds of algorithms, and measure nothing")
-    add("--html", metavar="FILE.html", help="draw them step by step in a page instead")
-    return parser  # fmt: skip
-
-
-def _number_of_bytes(text: str) -> int:
-    return parse_bytes(text)
-
-
-_number_of_bytes.__name__ = "number of bytes"  # what argparse calls it in its message
+    for options in (_WHERE, _WHAT, _HOW, _FILES):
+        for names, described in options.items():
+            parser.add_argument(*names.split(), **described)
+    return parser
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -151,7 +173,7 @@ def _check(args: argparse.Namespace) -> None:
             lines.append(f"--{option}: there is no folder {os.path.dirname(path)} for {path}")
     if lines:
         raise UserError(*lines)
-    processes.check_count(args.nproc_per_node)
+    check_count(args.nproc_per_node)
     if args.plot:
         from jaxdp.comparison.plot import check_plot
 

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import NamedTuple
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -33,6 +34,7 @@ class JaxdpError(Exception):
     """An error whose message is written for the user; `code` is the program's exit code."""
 
     code = Exit.BUG
+    told_by_first = False  # all processes of a job raise it: process 0 tells it for all
 
 
 class UserError(JaxdpError):
@@ -43,6 +45,12 @@ class UserError(JaxdpError):
     def __init__(self, *lines: str):
         super().__init__("\n".join(lines))
         self.lines = lines
+
+
+class AgreedError(UserError):
+    """A mistake that every process of a job knows of."""
+
+    told_by_first = True
 
 
 class NumericsError(JaxdpError):
@@ -58,6 +66,19 @@ class StorageError(JaxdpError):
 
     def __init__(self, *lines: str):
         super().__init__("\n".join(lines))
+
+
+class PeerError(JaxdpError):
+    """Another process of the job is lost, or never came."""
+
+    code = Exit.PEER
+
+
+class Ending(NamedTuple):
+    """How a program ends: its exit code, and what it says on stderr; "" for nothing."""
+
+    code: int
+    text: str
 
 
 def exit_code(program: Callable[[], int]) -> int:
@@ -95,29 +116,33 @@ def _flush() -> int:
     return Exit.DONE
 
 
+def ending_of(error: BaseException) -> Ending:
+    """The words and the exit code with which a program ends that this error ends."""
+    if isinstance(error, JaxdpError):
+        return Ending(error.code, str(error))
+    if isinstance(error, BrokenPipeError):  # the reader left: `| head`
+        return Ending(128 + signal.SIGPIPE, "")
+    if isinstance(error, SystemExit):  # argparse's, after --help
+        return Ending(error.code if isinstance(error.code, int) else Exit.DONE, "")
+    if isinstance(error, KeyboardInterrupt):
+        return Ending(128 + signal.SIGINT, "interrupted")
+    if isinstance(error, OSError) and error.errno in _FULL:
+        what = error.filename or "output"
+        return Ending(Exit.STORAGE, f"{what}: cannot be written: {error.strerror}")
+    lines = "".join(traceback.format_exception(error))
+    return Ending(Exit.BUG, f"{lines}this is a bug of jaxdp; please report it with the lines above")
+
+
 def _ended(program: Callable[[], int]) -> int:
     try:
         return program()
-    except JaxdpError as error:
-        print(error, file=sys.stderr)
-        return error.code
-    except BrokenPipeError:  # the reader left: `| head`
-        _discard_output()
-        return 128 + signal.SIGPIPE
-    except SystemExit as end:  # argparse's, after --help
-        return end.code if isinstance(end.code, int) else Exit.DONE
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in _FULL:
+    except BaseException as error:
+        ending = ending_of(error)
+        if isinstance(error, OSError) and ending.code != Exit.BUG:
             _discard_output()
-            what = error.filename or "output"
-            print(f"{what}: cannot be written: {error.strerror}", file=sys.stderr)
-            return Exit.STORAGE
-        traceback.print_exc()
-        print("this is a bug of jaxdp; please report it with the lines above", file=sys.stderr)
-        return Exit.BUG
+        if ending.text:
+            print(ending.text, file=sys.stderr)
+        return ending.code
 
 
 def _discard_output() -> None:

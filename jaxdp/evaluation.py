@@ -78,6 +78,7 @@ def evaluate(
     batches: Iterable[Batch],
     *,
     own_rows: bool = False,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Means over all examples of `batches`.
 
@@ -86,6 +87,7 @@ def evaluate(
       params, model_state: as in the train state.
       batches: host batches of one shape, the last one padded with `weight` 0.
       own_rows: whether each holds `step.rows` alone, not the examples of all processes.
+      on_batch: called after each batch, when the devices have finished it.
 
     Returns:
       name -> mean, and "weight": how many examples (or tokens) it is over.
@@ -97,6 +99,7 @@ def evaluate(
         for name, sum_and_weight in jax.device_get(pending.popleft()).items():
             # a plain loop over examples in effect: cumsum adds in order, np.sum would not
             totals[name] += [np.cumsum(x, dtype=np.float64)[-1] for x in sum_and_weight]
+        on_batch()
 
     run = step.of_rows if own_rows else step
     for batch in batches:

@@ -13,11 +13,17 @@ from jaxdp.types import Batch, LossFn, PyTree
 
 
 def local_sums(
-    loss: LossFn, params: PyTree, model_state: PyTree, batch: Batch, key: jax.Array, axis_name: str
+    loss: LossFn,
+    params: PyTree,
+    model_state: PyTree,
+    batch: Batch,
+    key: jax.Array,
+    axis_name: str,
+    peel_last: bool = False,
 ) -> Sums:
     """What this device gives to the reduction: `shard_sums` of the shard with its number."""
     rank, n = lax.axis_index(axis_name), lax.axis_size(axis_name)
-    return shard_sums(loss, params, model_state, batch, key, rank, n)
+    return shard_sums(loss, params, model_state, batch, key, rank, n, peel_last)
 
 
 def shard_sums(
@@ -28,9 +34,12 @@ def shard_sums(
     key: jax.Array,
     number: jax.Array,
     shards: int,
+    peel_last: bool = False,
 ) -> Sums:
     """What a shard gives to the reduction: `accumulated`, the model state times its weight."""
-    sums, model_state = accumulated(loss, params, model_state, batch, key, number, shards)
+    sums, model_state = accumulated(
+        loss, params, model_state, batch, key, number, shards, peel_last=peel_last
+    )
     return sums | {"model_state": weighted(model_state, sums["scalars"]["loss"][1])}
 
 
@@ -48,6 +57,7 @@ def accumulated(
     number: jax.Array,
     shards: int,
     first_part: jax.Array | int = 0,
+    peel_last: bool = False,
 ) -> tuple[Sums, PyTree]:
     """A shard's sums over its microbatches, of "grads" and "scalars", and the model state.
 
@@ -62,6 +72,9 @@ def accumulated(
         number * b to (number + 1) * b of every microbatch.
       shards: into how many every microbatch is cut.
       first_part: int scalar, how many parts of the global batch come before these microbatches.
+      peel_last: whether the last microbatch is computed behind the loop over the others, so that
+        each gradient is there when its backward pass made it and not when the loop ends.  The same
+        additions in the same order; the loss is compiled twice.
     """
     microbatches, b = jax.tree.leaves(batch)[0].shape[:2]
     first_of_microbatch = (first_part + jnp.arange(microbatches)) * b * shards
@@ -84,7 +97,11 @@ def accumulated(
     else:
         shapes, _ = jax.eval_shape(one, model_state, first)
         zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        (sums, model_state), _ = lax.scan(add, (zeros, model_state), stacked)
+        looped = jax.tree.map(lambda x: x[:-1], stacked) if peel_last else stacked
+        carry, _ = lax.scan(add, (zeros, model_state), looped)
+        if peel_last:
+            carry, _ = add(carry, jax.tree.map(lambda x: x[-1], stacked))
+        sums, model_state = carry
     return sums, model_state
 
 

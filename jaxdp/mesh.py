@@ -21,6 +21,11 @@ AXIS = "data"  # the mesh axis of every data-parallel program
 MAX_EMULATED = 128
 
 
+def overlaps(platform: str) -> bool:
+    """Whether a platform computes while it communicates: XLA's CPU one does one after the other."""
+    return platform != "cpu"
+
+
 def emulate(n: int) -> None:
     """Makes the CPU appear as `n` devices, so that N-device programs run on a laptop.
 

@@ -1,14 +1,17 @@
 """`python -m jaxdp.train --config FILE [--KEY VALUE ...]`: trains a model."""
 
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxdp.errors import Exit, exit_code, interrupted_at_once
+from jaxdp.errors import Exit, interrupted_at_once
+from jaxdp.runtime.joining import join
+from jaxdp.runtime.leaving import run_worker
+from jaxdp.runtime.phases import START
+from jaxdp.runtime.place import Place
 from jaxdp.runtime.stopping import stop_requests
-from jaxdp.runtime.streams import hide_native_output
+from jaxdp.runtime.watch import Watch, watching
 
 if TYPE_CHECKING:
     from jaxdp.config import Config
@@ -18,56 +21,33 @@ PROG = "python -m jaxdp.train"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the program; returns its exit code."""
-    return exit_code(lambda: _main(sys.argv[1:] if argv is None else argv))
+    return run_worker(lambda place: _main(sys.argv[1:] if argv is None else argv, place))
 
 
-def _main(argv: Sequence[str]) -> int:
+def _main(argv: Sequence[str], place: Place | None) -> int:
     with interrupted_at_once():
-        from jaxdp.config import help_text, load_config, parse_args, to_yaml
+        from jaxdp.config import agreed_keys, help_text, load_config, parse_args, to_yaml
 
     args = parse_args(argv, PROG)
     if args.help:
         print(help_text(prog=PROG))
         return Exit.DONE
     config = load_config(args.config_path, args.overrides)
-    if config.out is None:
-        name = Path(args.config_path).stem if args.config_path else "default"
-        config = config.model_copy(update={"out": f"runs/{name}"})
+    name = Path(args.config_path).stem if args.config_path else "default"
+    out = config.out or f"runs/{name}"
+    config = config.model_copy(update={"out": out})
     if args.print_config:
         print(to_yaml(config), end="")
         return Exit.DONE
-    joined = _join()
-    code = _train(config)
-    if joined:
-        _leave()
-    return code
+    with watching(place.rank if place else 0, Path(out)) as watch:
+        watch.enter(START, 0)
+        if place is not None:
+            with interrupted_at_once():
+                join(place, agreed_keys(config))
+        return _train(config, watch)
 
 
-def _join() -> bool:
-    """Joins the job that the environment names; whether there is one."""
-    names = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
-    given = [os.environ.get(name) for name in names]
-    if None in given:
-        return False
-    address, size, rank = given
-    hide_native_output()
-    with interrupted_at_once():
-        import jax
-
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(
-        address, int(size or 1), int(rank or 0), coordinator_bind_address=address
-    )
-    return True
-
-
-def _leave() -> None:
-    import jax
-
-    jax.distributed.shutdown()
-
-
-def _train(config: "Config") -> int:
+def _train(config: "Config", watch: Watch) -> int:
     # JAX starts here, after every mistake that can be found without it
     with interrupted_at_once():
         from jaxdp import peers
@@ -77,7 +57,7 @@ def _train(config: "Config") -> int:
 
     with quiet(), stop_requests(peers.joined()) as stop:
         reporter = make_reporter(config.log.progress if peers.is_first() else "none", config.steps)
-        summary = run_training(config, reporter, stop.asked, stop.at)
+        summary = run_training(config, reporter, stop_at=stop.at, watch=watch)
     reporter.line(describe_summary(summary, config.out or ""))
     if not summary["stopped"]:
         return Exit.DONE

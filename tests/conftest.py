@@ -4,6 +4,7 @@ Inputs are random.  The seed is printed at the start; `--seed N` repeats a run, 
 all cases of the sweeps instead of a random few.
 """
 
+import os
 import re
 import secrets
 from html.parser import HTMLParser
@@ -39,8 +40,12 @@ def pytest_configure(config):
     elif config.option.seed is None:
         config.option.seed = secrets.randbelow(2**32)
     # many tests compile the same programs; most of the suite's time would go there
-    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    for name, value in (
+        ("jax_compilation_cache_dir", str(config.cache.mkdir("jax"))),
+        ("jax_persistent_cache_min_compile_time_secs", 0.1),
+    ):
+        jax.config.update(name, value)
+        os.environ[name.upper()] = str(value)  # of the programs that tests start
 
 
 @pytest.hookimpl(optionalhook=True)

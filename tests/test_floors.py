@@ -29,11 +29,11 @@ FLOORS = [
     },
     {"gradients", "steps"},
     {"checkpoints", "evaluation", "guard"},
-    {"feeding", "loop", "report", "runtime"},
+    {"feeding", "loop", "meter", "report", "runtime"},
     {"assemble"},
     {"comparison", "choosing"},
     {"training", "checking"},
-    {"train", "compare", "check", "checkpoint"},
+    {"train", "compare", "check", "checkpoint", "launch"},
 ]
 HEIGHT = {name: height for height, names in enumerate(FLOORS) for name in names}
 PROGRAMS = FLOORS[-1]
@@ -88,7 +88,16 @@ def test_every_public_name_is_there():
 
 @pytest.mark.parametrize(
     "module",
-    ["jaxdp", "jaxdp.config", "jaxdp.train", "jaxdp.compare", "jaxdp.check", "jaxdp.checkpoint"],
+    [
+        "jaxdp",
+        "jaxdp.config",
+        "jaxdp.train",
+        "jaxdp.compare",
+        "jaxdp.check",
+        "jaxdp.checkpoint",
+        "jaxdp.launch",
+        "jaxdp.runtime.joining",
+    ],
 )
 def test_no_jax_before_it_is_needed(module):
     code = f"import sys, {module}; sys.exit('jax' in sys.modules)"

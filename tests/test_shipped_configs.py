@@ -85,11 +85,10 @@ def deviation(one, other, start=None):
 
 @pytest.mark.parametrize("x64", [False, True], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_law_1_on_shipped_configs(name, x64, rng, request):
-    every = request.config.option.every_case
-    if name == "fashion_cnn" and not every:
+def test_law_1_on_shipped_configs(name, x64, rng, few, request):
+    if name == "fashion_cnn" and not request.config.option.every_case:
         pytest.skip("runs with --every-case: it needs Debian's dataset-fashion-mnist")
-    cases = CASES if every else [CASES[i] for i in rng.choice(len(CASES), 2, replace=False)]
+    cases = few(CASES, 1)
     config = load_config(str(ROOT / "configs" / f"{name}.yaml"))
     job = assemble(config, load_data(config), jax.devices()[:1])
     with jax.enable_x64(x64):

@@ -3,7 +3,7 @@
 import pytest
 
 from jaxdp.config import describe_batch, load_config
-from jaxdp.wording import counted
+from jaxdp.wording import counted, ranks
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,11 @@ def test_a_batch_of_ones_has_no_plural():
     config = load_config(None, [("global_batch", 4)])
     assert describe_batch(config, 4) == "4 = 1 example x 1 microbatch x 4 devices"
     assert describe_batch(config, 1) == "4 = 4 examples x 1 microbatch x 1 device"
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [([2], "rank 2"), ([3, 2], "ranks 2, 3"), ([0, 4, 5, 6, 9], "ranks 0, 4 to 6, 9")],
+)
+def test_ranks(numbers, words):
+    assert ranks(numbers) == words

@@ -1,7 +1,8 @@
 """Questions about the compiled step and what it leaves: asked of one short run on all devices."""
 
+import logging
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -43,6 +44,18 @@ class Run(NamedTuple):
     saved: Path
     donated: tuple[int, int]
     updated: int
+
+
+def asked_of_a_run(subject: Subject, devices: Sequence[Device]) -> Iterator[Line]:
+    """All questions of this module, one after the other."""
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells its steps there
+    with temporary_folder() as folder:
+        run = run_steps(subject, devices, Path(folder) / "checkpoints")
+        yield replicas(run)
+        yield reductions(run, subject)
+        yield resume(run, subject)
+    yield one_compilation(run)
+    yield donation(run)
 
 
 def run_steps(subject: Subject, devices: Sequence[Device], folder: Path) -> Run:

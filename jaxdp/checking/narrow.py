@@ -45,6 +45,31 @@ def permuted(loss_fn: LossFn) -> LossFn:
     return loss
 
 
+def perturbed(loss_fn: LossFn, size: float) -> LossFn:
+    """The same loss, the gradient of each leaf moved by `size` of its root mean square.
+
+    Every element by as much, up or down at random; `-size` moves it the other way.  What is exactly
+    0 stays: a row of an embedding that no example reads has no rounding.
+    """
+
+    @jax.custom_vjp
+    def moved(x: jax.Array, signs: jax.Array) -> jax.Array:
+        return x
+
+    def backward(signs: jax.Array, g: jax.Array) -> tuple[jax.Array, None]:
+        rms = jnp.sqrt(jnp.mean(jnp.square(g)))
+        return g + jnp.where(g == 0, 0, size * rms * signs).astype(g.dtype), None
+
+    moved.defvjp(lambda x, signs: (x, signs), backward)
+
+    def loss(params: PyTree, model_state: PyTree, batch: Batch, keys: Any) -> Any:
+        rng = np.random.default_rng(0)
+        params = jax.tree.map(lambda x: moved(x, rng.choice((-1.0, 1.0), x.shape)), params)
+        return loss_fn(params, model_state, batch, keys)
+
+    return loss
+
+
 def _computed(jaxpr: Any) -> Iterator[Any]:
     """The floating dtypes of a jaxpr's intermediate values, at any depth."""
     for eqn in jaxpr.eqns:

@@ -18,7 +18,7 @@ import orbax.checkpoint as ocp
 from etils import epath  # Orbax's paths
 
 from jaxdp.checkpoints.files import DamageError
-from jaxdp.checkpoints.folders import partial_folder, remove_given_up
+from jaxdp.checkpoints.folders import partial_folder, remove_given_up, remove_leftovers
 from jaxdp.errors import StorageError
 from jaxdp.trees import named_leaves
 from jaxdp.types import PyTree
@@ -50,20 +50,24 @@ class Writer:
         """
         self.wait()
         args = ocp.args.Composite(state=ocp.args.StandardSave(tree))
-        partial = partial_folder(self._folder, step)
+        if jax.process_index() == 0:
+            remove_leftovers(self._folder, step)  # of an attempt that was interrupted
         try:
-            self._orbax.save(partial, args=args)
+            self._orbax.save(partial_folder(self._folder, step), args=args)
         except Exception as error:
             raise self._given_up(step, error) from error
         self._thread = threading.Thread(
-            target=self._finish, args=(step, complete), name=f"checkpoint {step}"
+            target=self._finish,
+            args=(step, complete, bool(jax.config.read("jax_enable_x64"))),
+            name=f"checkpoint {step}",
         )
         self._thread.start()
 
-    def _finish(self, step: int, complete: Callable[[Path], None]) -> None:
+    def _finish(self, step: int, complete: Callable[[Path], None], x64: bool) -> None:
         try:
             self._orbax.wait_until_finished()
-            complete(partial_folder(self._folder, step))
+            with jax.enable_x64(x64):  # may have been set for the caller's thread alone
+                complete(partial_folder(self._folder, step))
         except BaseException as error:
             self._failure = self._given_up(step, error)
 
@@ -77,8 +81,7 @@ class Writer:
         """Whether a save has failed of which nobody was told yet."""
         return self._failure is not None
 
-    def check(self) -> None:
-        """Raises StorageError if a save has failed; waits for nothing."""
+    def _check(self) -> None:
         if (failure := self._failure) is not None:
             self._failure = None
             raise failure
@@ -88,7 +91,7 @@ class Writer:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        self.check()
+        self._check()
 
     def close(self) -> None:
         """Waits, and ends Orbax's threads."""

@@ -83,22 +83,24 @@ def check(folder: Path, expected: dict[str, FileEntry], digests: bool = True) ->
     Raises:
       DamageError: one is missing, has another size, or another content.
     """
-    found = sizes(folder)
-    for name, entry in expected.items():
-        if name not in found:
-            raise DamageError(f"{name} {_what_is_there(folder, name)}")
-        if found[name] != entry.bytes:
-            raise DamageError(f"{name} has {found[name]} bytes instead of {entry.bytes}")
-    if not digests:
-        return
     try:
-        read = entries(folder, expected)
+        _check_sizes(folder, expected)
+        read = entries(folder, expected) if digests else expected
     except OSError as error:
         name = Path(error.filename or folder).name
         raise DamageError(f"{name} cannot be read: {error.strerror}") from error
     for name, entry in expected.items():
         if read[name].digest != entry.digest:
             raise DamageError(f"{name} has another content than was written")
+
+
+def _check_sizes(folder: Path, expected: dict[str, FileEntry]) -> None:
+    found = sizes(folder)
+    for name, entry in expected.items():
+        if name not in found:
+            raise DamageError(f"{name} {_what_is_there(folder, name)}")
+        if found[name] != entry.bytes:
+            raise DamageError(f"{name} has {found[name]} bytes instead of {entry.bytes}")
 
 
 def _what_is_there(folder: Path, name: str) -> str:

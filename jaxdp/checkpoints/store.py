@@ -133,14 +133,6 @@ class Checkpoints:
         """Whether a save in the background has failed, which the next call will raise."""
         return self._writer.has_failed
 
-    def check(self) -> None:
-        """Raises StorageError if a save in the background has failed; waits for nothing."""
-        try:
-            self._writer.check()
-        except StorageError:
-            self._current = None
-            raise
-
     def wait(self) -> None:
         """Returns when every save is complete on disk.
 

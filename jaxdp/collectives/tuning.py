@@ -51,10 +51,12 @@ def choose(nbytes: int, n: int, tune_file: str | Path | None = None) -> Choice:
             f"--tune-file {path}"
         )
     platform, processes = jax.default_backend(), jax.process_count()
+    unread = f"; {path} is not read" if tune_file is not None else ""
     if n == 1:
-        return Choice("psum", "one rank: nothing to reduce")
+        return Choice("psum", f"one rank: nothing to reduce{unread}")
     if platform == "cpu" and processes == 1:
-        return Choice("psum", "one CPU process: psum reduces in shared memory, which nothing beats")
+        why = "one CPU process: psum reduces in shared memory, which nothing beats"
+        return Choice("psum", f"{why}{unread}")
     if not path.exists():
         return Choice("psum", f"nothing measured yet: python -m jaxdp.compare --tune writes {path}")
     entry = _read(path, path.stat().st_mtime_ns).get(_key(platform, processes, n))

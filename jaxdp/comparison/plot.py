@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from jaxdp.comparison.run import Comparison
+from jaxdp.comparison.run import Comparison, Row
 from jaxdp.comparison.text import average_bytes, best_per_size, crossovers, facts_line
 from jaxdp.errors import StorageError, UserError
 
@@ -26,43 +26,8 @@ def write_plot(comparison: Comparison, path: str) -> None:
 
     figure = Figure(figsize=(9, 5.5), layout="constrained")
     axes: Any = figure.subplots()
-    markers = "osD^v<>Px*+"
-    for number, name in enumerate(dict.fromkeys(row["algorithm"] for row in comparison.rows)):
-        rows = [row for row in comparison.rows if row["algorithm"] == name]
-        sizes = [average_bytes(row) for row in rows]
-        color = f"C{number % 10}"
-        axes.plot(
-            sizes,
-            [row["time_us"] for row in rows],
-            markers[number % len(markers)] + "-",
-            color=color,
-            label=name,
-            lw=1,
-        )
-        predicted = [row["predicted_us"] for row in rows]
-        if all(predicted):
-            axes.plot(sizes, predicted, ":", color=color, lw=1.2)
-    for one, other in crossovers(comparison.rows):
-        x = (average_bytes(one) * average_bytes(other)) ** 0.5
-        axes.axvline(x, color="gray", lw=0.8, ls="--")
-        axes.annotate(
-            f"{one['algorithm']} | {other['algorithm']}",
-            (x, 0.99),
-            xycoords=("data", "axes fraction"),
-            rotation=90,
-            va="top",
-            ha="right",
-            fontsize=7,
-            color="gray",
-        )
-    best = best_per_size(comparison.rows)
-    axes.plot(
-        [average_bytes(row) for row in best.values()],
-        [row["time_us"] for row in best.values()],
-        "k",
-        lw=4,
-        alpha=0.12,
-    )
+    _draw_times(axes, comparison.rows)
+    _draw_best(axes, comparison.rows)
     axes.set(
         xscale="log",
         yscale="log",
@@ -77,3 +42,37 @@ def write_plot(comparison: Comparison, path: str) -> None:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         raise StorageError(f"{path}: cannot be written: {error}") from error
+
+
+def _draw_times(axes: Any, rows: list[Row]) -> None:
+    """Each algorithm's points, and dotted what the model predicts."""
+    markers = "osD^v<>Px*+"
+    for number, name in enumerate(dict.fromkeys(row["algorithm"] for row in rows)):
+        own = [row for row in rows if row["algorithm"] == name]
+        sizes, color = [average_bytes(row) for row in own], f"C{number % 10}"
+        marker = markers[number % len(markers)] + "-"
+        times = [row["time_us"] for row in own]
+        axes.plot(sizes, times, marker, color=color, label=name, lw=1)
+        predicted = [row["predicted_us"] for row in own]
+        if all(predicted):
+            axes.plot(sizes, predicted, ":", color=color, lw=1.2)
+
+
+def _draw_best(axes: Any, rows: list[Row]) -> None:
+    """A band under the fastest, and a line where they change."""
+    for one, other in crossovers(rows):
+        x = (average_bytes(one) * average_bytes(other)) ** 0.5
+        axes.axvline(x, color="gray", lw=0.8, ls="--")
+        axes.annotate(
+            f"{one['algorithm']} | {other['algorithm']}",
+            (x, 0.99),
+            xycoords=("data", "axes fraction"),
+            rotation=90,
+            va="top",
+            ha="right",
+            fontsize=7,
+            color="gray",
+        )
+    best = best_per_size(rows).values()
+    sizes, times = [average_bytes(row) for row in best], [row["time_us"] for row in best]
+    axes.plot(sizes, times, "k", lw=4, alpha=0.12)

@@ -106,13 +106,9 @@ def run_compare(
     counts = buckets or [(elements(op, nbytes, dtype, mesh.size),) for nbytes in sizes]
     sweep: list[list[Measured]] = []
     for number, arrays in enumerate(counts):
-        sweep.append([])
         cases = [Case(op, redop, algorithm, dtype, tuple(arrays)) for algorithm in chosen]
-        inputs = place_inputs(cases[0], mesh, seed)
-        for case in cases:
-            progress(f"compiling and checking {case.algorithm}, size {number + 1} of {len(counts)}")
-            sweep[-1].append(prepare(case, mesh, inputs))
-            sweep[-1][-1].wrong = count_wrong(sweep[-1][-1], mesh, seed + 1)
+        where = f"size {number + 1} of {len(counts)}"
+        sweep.append(_checked(cases, mesh, seed, lambda text, at=where: progress(f"{text}, {at}")))
     progress("warming up")
     for measured in sweep:
         warm_up(measured, warmup)
@@ -128,6 +124,18 @@ def run_compare(
             rows.append(_row(one, mesh.size, network))
             on_row(rows[-1])
     return Comparison(rows, network, _facts(mesh, load), time.perf_counter() - started)
+
+
+def _checked(
+    cases: Sequence[Case], mesh: Mesh, seed: int, progress: Callable[[str], None]
+) -> list[Measured]:
+    """Cases of one size compiled, their results counted against NumPy's."""
+    inputs, found = place_inputs(cases[0], mesh, seed), []
+    for case in cases:
+        progress(f"compiling and checking {case.algorithm}")
+        found.append(prepare(case, mesh, inputs))
+        found[-1].wrong = count_wrong(found[-1], mesh, seed + 1)
+    return found
 
 
 def _facts(mesh: Mesh, load: float) -> dict[str, Any]:

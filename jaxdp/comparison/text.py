@@ -29,6 +29,18 @@ def line(row: Row) -> str:
 
 def footer(comparison: Comparison) -> Iterator[str]:
     """Best algorithm per size, crossovers, averages, the model and its error."""
+    if comparison.facts.get("devices") == 1:
+        yield "one device sends nothing: no algorithm is better than another"
+    else:
+        yield from _best_lines(comparison)
+    busbw = np.mean([row["busbw_gbps"] for row in comparison.rows])
+    yield f"average busbw: {busbw:.3f} GB/s"
+    if comparison.network is not None:
+        yield from model_lines(comparison.network, comparison.rows)
+    yield f"out of bounds values: {comparison.wrong} {'OK' if not comparison.wrong else 'FAILED'}"
+
+
+def _best_lines(comparison: Comparison) -> Iterator[str]:
     best = best_per_size(comparison.rows)
     for size, row in best.items():
         against = _time_of(comparison.rows, "psum", size)
@@ -39,11 +51,6 @@ def footer(comparison: Comparison) -> Iterator[str]:
             f"crossover between {_words(size_of(one))} and {_words(size_of(other))}: "
             f"{one['algorithm']} -> {other['algorithm']}"
         )
-    busbw = np.mean([row["busbw_gbps"] for row in comparison.rows])
-    yield f"average busbw: {busbw:.3f} GB/s"
-    if comparison.network is not None:
-        yield from model_lines(comparison.network, comparison.rows)
-    yield f"out of bounds values: {comparison.wrong} {'OK' if not comparison.wrong else 'FAILED'}"
 
 
 def model_lines(network: Network, rows: list[Row]) -> Iterator[str]:

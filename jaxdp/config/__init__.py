@@ -4,7 +4,7 @@ Importing it imports no JAX, so that a mistake is reported before anything else 
 """
 
 from jaxdp.config.args import Args, parse_args
-from jaxdp.config.dump import describe_batch, diff, to_yaml
+from jaxdp.config.dump import agreed_keys, describe_batch, diff, to_yaml
 from jaxdp.config.help import help_text
 from jaxdp.config.keys import flatten
 from jaxdp.config.load import load_config
@@ -16,6 +16,7 @@ __all__ = [
     "ALGORITHMS",
     "Args",
     "Config",
+    "agreed_keys",
     "bare",
     "check_devices",
     "describe_batch",

@@ -9,7 +9,10 @@ from ruamel.yaml.comments import CommentedSeq
 
 from jaxdp.config.keys import flatten
 from jaxdp.config.schema import Config
+from jaxdp.config.words import bare
 from jaxdp.wording import counted
+
+_EACH_ITS_OWN = ("out", "log.progress")  # where and how a process tells of the run
 
 
 def _plain(value: Any) -> Any:
@@ -47,6 +50,11 @@ def describe_batch(config: Config, devices: int) -> str:
     each = config.global_batch // math.prod(sizes.values())
     factors = [counted(each, "example"), *(counted(n, name) for name, n in sizes.items())]
     return f"{config.global_batch} = {' x '.join(factors)}"
+
+
+def agreed_keys(config: Config) -> dict[str, str]:
+    """What the processes of a job must have in common: all but where and how each of them tells."""
+    return {k: bare(v) for k, v in flatten(config).items() if k not in _EACH_ITS_OWN}
 
 
 def diff(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:

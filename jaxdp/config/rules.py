@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from jaxdp.config import shard_rules
+from jaxdp.config import bucket_rules, shard_rules
 from jaxdp.config.checkpoint_rules import (
     best_is_evaluated,
     failures_are_counted,
@@ -25,7 +25,7 @@ from jaxdp.config.compression_rules import (
 from jaxdp.config.keys import SECTIONS, flatten
 from jaxdp.config.schema import HALVED_ALGORITHMS, INT8_ALGORITHMS, Config, Guard, Sync
 from jaxdp.config.words import either
-from jaxdp.sizes import is_power_of_two, parse_bytes
+from jaxdp.sizes import is_power_of_two
 
 
 class Rule(NamedTuple):
@@ -141,16 +141,6 @@ def _file_is_read(tune_file: str | None, tune: str) -> str | None:
     return f"{tune_file} has no effect with sync.tune {tune}; remove one of them"
 
 
-def _first_bucket_fits(first: int | str | None, cap: int | str | None) -> str | None:
-    if first is None:
-        return None
-    if cap is None:
-        return f"{first} has no effect without sync.bucket_bytes; set both, or none"
-    if parse_bytes(first) <= parse_bytes(cap):
-        return None
-    return f"{first} is more than sync.bucket_bytes = {cap}; expected at most that"
-
-
 def _wire_is_carried(wire: str, algorithm: str) -> str | None:
     if wire != "int8" or algorithm in INT8_ALGORITHMS:
         return None
@@ -199,12 +189,6 @@ def _has_halves(algorithm: str, shard_optimizer: bool) -> str | None:
     )
 
 
-def _one_message(shard_optimizer: bool, bucket_bytes: int | str | None) -> str | None:
-    if not shard_optimizer or bucket_bytes is None:
-        return None
-    return f"true sends all gradients at once: remove sync.bucket_bytes = {bucket_bytes}"
-
-
 def _is_elementwise(shard_optimizer: bool, kind: str) -> str | None:
     if not shard_optimizer or kind != "adafactor":
         return None
@@ -243,7 +227,11 @@ RULES = (
     Rule(("sync.tune", "sync.algorithm"), _only_auto_tunes),
     Rule(("sync.tune_file", "sync.algorithm"), _only_auto_tunes),
     Rule(("sync.tune_file", "sync.tune"), _file_is_read),
-    Rule(("sync.first_bucket_bytes", "sync.bucket_bytes"), _first_bucket_fits),
+    Rule(("sync.first_bucket_bytes", "sync.bucket_bytes"), bucket_rules.first_fits),
+    Rule(
+        ("sync.peel_last", "microbatches", "sync.bucket_bytes", "sync.local_steps"),
+        bucket_rules.is_peeled_for,
+    ),
     Rule(("sync.wire", "sync.algorithm"), _wire_is_carried),
     Rule(("sync.top_k_fraction", "sync.compression"), fraction_is_sent),
     Rule(("sync.power_sgd_rank", "sync.compression"), rank_is_sent),
@@ -255,7 +243,7 @@ RULES = (
     Rule(("sync.local_steps", "sync.shard_optimizer"), _shards_no_inner_state),
     Rule(("model.batch_norm", "sync.local_steps"), _normalises_apart),
     Rule(("sync.algorithm", "sync.shard_optimizer"), _has_halves),
-    Rule(("sync.shard_optimizer", "sync.bucket_bytes"), _one_message),
+    Rule(("sync.shard_optimizer", "sync.bucket_bytes"), bucket_rules.one_message),
     Rule(("sync.shard_optimizer", "optimizer.kind"), _is_elementwise),
     Rule(("sync.logical_shards",), shard_rules.doubles),
     Rule(("sync.algorithm", "sync.logical_shards"), shard_rules.adds_in_a_tree),

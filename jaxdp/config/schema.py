@@ -78,6 +78,12 @@ class Sync(Section):
         description="the same for the first reduction, which can start early; "
         "null: 1M, or sync.bucket_bytes if that is less",
     )
+    peel_last: bool | None = Field(
+        default=None,
+        description="computes the last microbatch behind the loop over the others, so that buckets "
+        "can travel during its backward pass; null: with buckets, but not on CPU, which does not "
+        "overlap",
+    )
     wire: Literal["float32", "bfloat16", "float16", "int8"] = Field(
         default="float32",
         description="type of the gradients while they travel; loss sums and weights stay float32",

@@ -1,1 +1,4 @@
-"""Several processes as one job: how they start, stop and end."""
+"""Many processes: started, joined, watched, ended and restarted.
+
+What the launcher uses of it imports no JAX.
+"""

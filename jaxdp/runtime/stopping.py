@@ -23,13 +23,11 @@ class Stop(NamedTuple):
     """How a run learns that it shall stop.
 
     Attributes:
-      asked: whether this process was; always False in a job.
-      at: step -> whether all processes stop before it; asked before every step, with the steps so
-        far, by all of them.
+      at: step -> whether the run stops before it; asked before every step, with the steps so far.
+        In a job all processes ask, and get the same answer.
       reason: who asked, in words.
     """
 
-    asked: Callable[[], bool]
     at: Callable[[int], bool]
     reason: Callable[[], str]
 
@@ -60,9 +58,9 @@ def stop_requests(processes: int) -> Iterator[Stop]:
         signal.signal(number, note)
     try:
         if processes == 1:
-            yield Stop(lambda: bool(received), lambda step: False, lambda: received[0].name)
+            yield Stop(lambda step: bool(received), lambda: received[0].name)
         else:
-            yield Stop(lambda: False, _agreed, lambda: "asked to stop")
+            yield Stop(_agreed, lambda: "asked to stop")
     finally:
         restore()
 

@@ -21,12 +21,13 @@ from jaxdp.freeze import combine, nothing
 from jaxdp.gradients import local_sums
 from jaxdp.loss_path import checked_loss, planned_statistics
 from jaxdp.loss_scale import DynamicScale, unscaled
-from jaxdp.mesh import AXIS, on_mesh
+from jaxdp.mesh import AXIS, on_mesh, overlaps
 from jaxdp.plan import Plan
 from jaxdp.state import TrainState
 from jaxdp.steps.outcome import (
     blank_state,
     check_options,
+    checked_optimizer,
     loss_scaling,
     settled,
     slot,
@@ -53,6 +54,7 @@ def make_train_step(
     learning_rate: Callable[[jax.Array], jax.Array] | None = None,
     loss_scale: DynamicScale | None = None,
     frozen: Callable[[PyTree], PyTree] = nothing,
+    peel_last: bool | None = None,
 ) -> TrainStep:
     """Builds the training step for all devices of `mesh`.
 
@@ -72,22 +74,30 @@ def make_train_step(
       learning_rate: step -> learning rate, only to be shown among the metrics.
       loss_scale: how the scale of float16 behaves; `DynamicScale()` by default.
       frozen: params -> tree of bool, which leaves are not trained; from `jaxdp.freeze.freeze`.
+      peel_last: whether the last microbatch is computed behind the loop over the others, so that
+        the reduction of the first buckets may overlap with its backward pass; None: where there are
+        buckets, and the platform overlaps.  The same sums; the loss is compiled twice.
 
     Returns:
       A `TrainStep`.
 
     Raises:
       UserError: `microbatches`, `clip_norm` or `seed` is out of range, `sync` is no
-        synchronisation, or `loss_scale` would have no effect.
+        synchronisation, or `loss_scale` or `peel_last` would have no effect.
     """
     check_options(microbatches, clip_norm, seed)
+    if peel_last and microbatches == 1:
+        raise UserError("peel_last: True has no effect with microbatches 1; expected 2 or more")
     scaling = loss_scaling(compute_dtype, loss_scale)
     problem = Problem(checked_loss(loss_fn, compute_dtype), frozen, seed)
     update = _make_update(optimizer, sync, clip_norm, problem.trained)
+    platform = mesh.devices.flat[0].platform
+    if peel_last is None:
+        peel_last = microbatches > 1 and update.takes_order and overlaps(platform)
 
     def device_sums(state: TrainState, batch: Batch) -> Sums:
         loss, trained, key = problem.at(state)
-        sums = local_sums(loss, trained, state.model_state, batch, key, AXIS)
+        sums = local_sums(loss, trained, state.model_state, batch, key, AXIS, peel_last)
         return unscaled(sums, state.loss_scale)
 
     def body(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -136,9 +146,11 @@ def make_train_step(
         plan = update.plan(shapes, mesh.size, **options)
         return plan + planned_statistics(jaxpr.jaxpr, mesh.size)
 
-    options = dict(update.compiler_options(mesh.devices.flat[0].platform))
+    options = dict(update.compiler_options(platform))
     jitted = jax.jit(run, donate_argnums=0, compiler_options=options)
-    return TrainStep(jitted, mesh, microbatches, first_state, planned, update.form)
+    return TrainStep(
+        jitted, mesh, microbatches, first_state, planned, update.form, peeled=peel_last
+    )
 
 
 def _make_update(
@@ -147,7 +159,7 @@ def _make_update(
     clip_norm: float | None,
     trained: Callable[[PyTree], PyTree],
 ) -> Update:
-    optimizer = optax.with_extra_args_support(optimizer)
+    optimizer = checked_optimizer(optimizer)
     if not isinstance(sync, GradSync | ShardedSync):
         raise UserError(
             f"sync: {sync!r}; expected a GradSync or a ShardedSync, such as "

@@ -41,6 +41,7 @@ from jaxdp.state import AS_IT_IS, TrainState
 from jaxdp.steps.outcome import (
     blank_state,
     check_options,
+    checked_optimizer,
     loss_scaling,
     settled,
     slot,
@@ -133,7 +134,7 @@ def make_local_sgd_step(
     check_options(microbatches, clip_norm, seed)
     _check(local_steps, sync)
     scaling = loss_scaling(compute_dtype, loss_scale)
-    optimizer = optax.with_extra_args_support(optimizer)
+    optimizer = checked_optimizer(optimizer)
     outer = outer_sgd(1.0, 0.0) if outer_optimizer is None else outer_optimizer
     problem = Problem(checked_loss(loss_fn, compute_dtype, alone=True), frozen, seed)
 

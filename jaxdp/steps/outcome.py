@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -104,6 +105,19 @@ def loss_scaling(compute_dtype: Any, loss_scale: DynamicScale | None) -> Dynamic
             "float16, or no loss_scale"
         )
     return None
+
+
+def checked_optimizer(optimizer: Any) -> optax.GradientTransformationExtraArgs:
+    """An optimizer that may be given the number of the step.
+
+    Raises:
+      UserError: it has no `init` and `update`.
+    """
+    if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
+        raise UserError(
+            f"optimizer: {optimizer!r}; expected an optax transformation, such as optax.adam(1e-3)"
+        )
+    return optax.with_extra_args_support(optimizer)
 
 
 def check_options(microbatches: int, clip_norm: float | None, seed: int) -> None:

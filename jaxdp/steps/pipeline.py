@@ -118,6 +118,11 @@ class Lowered(NamedTuple):
     update: list[Any]
     args: tuple[PyTree, PyTree]
 
+    def as_text(self) -> str:
+        """The programs, one after the other; what is the same on all devices, once."""
+        programs = (self.sums[0], self.reduce, self.update[0])
+        return "\n".join(program.as_text() for program in programs)
+
     def compile(self) -> "Compiled":
         """Compiles all programs."""
         sums = tuple(program.compile() for program in self.sums)

@@ -42,7 +42,7 @@ from jaxdp.mesh import AXIS, on_mesh
 from jaxdp.plan import Plan
 from jaxdp.sizes import powers_of_two
 from jaxdp.state import TrainState
-from jaxdp.steps.outcome import blank_state, check_options, loss_scaling, settled
+from jaxdp.steps.outcome import blank_state, check_options, checked_optimizer, loss_scaling, settled
 from jaxdp.steps.pipeline import Pipeline
 from jaxdp.steps.problem import Problem
 from jaxdp.steps.shards import Shards, check_shards
@@ -139,7 +139,7 @@ def make_reproducible_step(
     check_options(microbatches, clip_norm, seed)
     check_shards(logical_shards, mesh.size)
     scaling = loss_scaling(compute_dtype, loss_scale)
-    optimizer = optax.with_extra_args_support(optimizer)
+    optimizer = checked_optimizer(optimizer)
     applied = replicated_update(optimizer, _SUMMED, AXIS, clip_norm)
     problem = Problem(checked_loss(without_collectives(loss_fn), compute_dtype), frozen, seed)
 

@@ -54,6 +54,7 @@ class TrainStep:
       form: how the state is kept in checkpoints.
       logical_shards: into how many every part is cut, whatever the number of devices; None: into
         as many as there are devices.
+      peeled: whether the last of these parts is computed behind the loop over the others.
     """
 
     run: Callable[[TrainState, Any], tuple[TrainState, Metrics]]
@@ -63,6 +64,7 @@ class TrainStep:
     planned: Callable[[TrainState, Any], Plan | None]
     form: SavedForm = AS_IT_IS
     logical_shards: int | None = None
+    peeled: bool = False
 
     def __call__(self, state: TrainState, batch: Any) -> tuple[TrainState, Metrics]:
         """One optimizer step.
@@ -178,6 +180,8 @@ def _check_batch(batch: Any) -> None:
     for name, x in batch.items():
         if not hasattr(x, "shape") or not hasattr(x, "dtype"):
             raise UserError(f"batch[{name!r}] is of type {type(x).__name__}; {expected}")
+        if getattr(x.dtype, "kind", "") in "OSUmM":
+            raise UserError(f"batch[{name!r}] is of dtype {x.dtype}; expected numbers")
     lengths = {name: len(x) if np.ndim(x) else 0 for name, x in batch.items()}
     if len(set(lengths.values())) != 1:
         raise UserError(f"batch: arrays of lengths {lengths}; expected one length for all")

@@ -36,6 +36,8 @@ def introduction(config: Config, job: Job, state: TrainState, choice: Choice) ->
         f"sync   {choice.algorithm}: {hlo.format_bytes(count_bytes(state.params))} of {what}, "
         f"{what_travels(config)} on the wire; {choice.reason}",
     ]
+    if job.step.peeled:
+        lines.append("peeled the last microbatch is behind the loop, compiled a second time")
     if config.sync.shard_optimizer:
         held = hlo.format_bytes(bytes_per_device(state.opt_state))
         lines.append(f"zero   the optimizer's state is shared out: {held} on each device")

@@ -17,6 +17,8 @@ from jaxdp.report.board import check_tensorboard
 from jaxdp.report.progress import Reporter, SilentReporter
 from jaxdp.report.record import Stopwatch, write_failure, write_report
 from jaxdp.report.runfolder import check_run_folder, write_json
+from jaxdp.runtime.phases import END
+from jaxdp.runtime.watch import Watch
 from jaxdp.training.holding import check_not_held, held_folder
 from jaxdp.training.introduction import introduction
 from jaxdp.training.resuming import (
@@ -37,6 +39,7 @@ def run_training(
     reporter: Reporter | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     stop_at: Callable[[int], bool] = lambda step: False,
+    watch: Watch | None = None,
 ) -> dict[str, Any]:
     """Trains as `config` says, in the run folder `config.out`.
 
@@ -48,6 +51,7 @@ def run_training(
       should_stop: asked before every step; True saves and returns.
       stop_at: the same, asked with the number of steps so far.  Of several processes all must get
         the same answers.
+      watch: told of each phase and step from the compilation on; nobody by default.
 
     Returns:
       What summary.json holds; `stopped` is True if the run is not complete.
@@ -56,7 +60,7 @@ def run_training(
       UserError: the configuration, the data or the run folder do not fit.
       NumericsError, StorageError: the run ended early.
     """
-    reporter, clock = reporter or SilentReporter(), Stopwatch()
+    reporter, clock, watch = reporter or SilentReporter(), Stopwatch(), watch or Watch()
     if not peers.is_first():
         reporter = SilentReporter()
     out = Path(config.out or "runs/default")
@@ -76,7 +80,7 @@ def run_training(
     ):
         saver = Saver(checkpoints, lease, count_bytes(form.like(state)), reporter.line)
         parts = (config, job, choice, out, checkpoints, guard, reporter, clock, meta, saver)
-        session = Session(*parts)
+        session = Session(*parts, watch)
         if resuming:
             state = session.resume(state)
         step = int(state.step)
@@ -93,6 +97,7 @@ def run_training(
             if lease is not None and not lease.lost:  # else the folder is another's to write
                 write_failure(out, error, clock, reporter, guard.record())
             raise
+        watch.enter(END, result.step)
         summary = summarize(choice, job, result, config.steps, session.meta, guard, clock)
         if lease is not None:
             write_json(out / "summary.json", summary)

@@ -14,7 +14,7 @@ from jaxdp.checkpoints.retention import Keep, most_at_once
 from jaxdp.checkpoints.space import check_space, check_writable
 from jaxdp.config import Config
 from jaxdp.errors import StorageError
-from jaxdp.loop import Every
+from jaxdp.meter import Every
 from jaxdp.report.progress import duration
 from jaxdp.runtime.lease import Lease
 from jaxdp.state import TrainState

@@ -14,12 +14,16 @@ from jaxdp.collectives.tuning import Choice
 from jaxdp.config import Config, to_yaml
 from jaxdp.errors import StorageError
 from jaxdp.guard import Guard
-from jaxdp.loop import Every, FitResult, fit
+from jaxdp.loop import FitResult, fit
+from jaxdp.meter import Every
 from jaxdp.plan import compare
 from jaxdp.report.progress import Reporter
 from jaxdp.report.record import Stopwatch, close_stretch_before, run_facts
 from jaxdp.report.runfolder import environment, write_atomically, write_json
 from jaxdp.report.runlog import RunLog
+from jaxdp.runtime.phases import EVALUATION, START
+from jaxdp.runtime.stragglers import Stragglers
+from jaxdp.runtime.watch import Watch
 from jaxdp.state import TrainState
 from jaxdp.steps import CompiledStep
 from jaxdp.training.resuming import Meta
@@ -36,6 +40,7 @@ class Session:
       checkpoints, guard, reporter, clock: open for as long as the run lasts.
       meta: what checkpoints hold besides the state; changed by `resume`.
       saver: of `checkpoints`.
+      watch: told where the run is.
       log: of the stretch from `fit` on.
     """
 
@@ -49,6 +54,7 @@ class Session:
     clock: Stopwatch
     meta: Meta
     saver: Saver
+    watch: Watch
     log: RunLog = field(init=False)
     _saving: SaveEvery = field(init=False)
     _interval: Interval = field(init=False)
@@ -84,7 +90,9 @@ class Session:
             self.clock.since_start("start")
             self.guard.restore = self._restore
             if first >= config.steps:  # killed after the last save, before the summary
-                return FitResult(state, first, evaluation=job.evaluate(state))
+                self.watch.enter(EVALUATION, first)
+                means = job.evaluate(state, on_batch=self.watch.beat)
+                return FitResult(state, first, evaluation=means)
             return fit(
                 job.step,
                 state,
@@ -97,6 +105,8 @@ class Session:
                 on_compiled=lambda compiled, seconds: self._begin(state, compiled, seconds),
                 should_stop=lambda: self._note(should_stop()),
                 stop_at=lambda step: self._note(stop_at(step)),
+                stragglers=Every(config.log.every, Stragglers(self.reporter.line).compare),
+                watch=self.watch,
             )
         finally:
             self.log.close()
@@ -122,7 +132,7 @@ class Session:
 
     def _evaluate(self, step: int, state: TrainState) -> dict[str, float]:
         with self.clock.on("evaluation"):
-            means = self.job.evaluate(state)
+            means = self.job.evaluate(state, on_batch=self.watch.beat)
         self.log.evaluation(step, means)
         self._evaluated = (step, means)
         return means
@@ -154,6 +164,7 @@ class Session:
                 self._saving.steps = steps or self._saving.steps
 
     def _restore(self, at_most: int | None, like: TrainState) -> TrainState | None:
+        self.watch.enter(START, at_most or 0)
         try:
             self.checkpoints.wait()
         except StorageError as error:  # those before it are there

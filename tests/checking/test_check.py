@@ -13,7 +13,16 @@ import pytest
 
 from jaxdp import GradSync, LossOut, all_reduce_sync, choosing, load_config, make_train_step
 from jaxdp.assemble import load_data
-from jaxdp.checking import Subject, run_check, subject_of
+from jaxdp.checking import (
+    Subject,
+    equality,
+    execution,
+    precision,
+    randomness,
+    run_check,
+    stream,
+    subject_of,
+)
 from jaxdp.checking.execution import reductions, run_steps, temporary_folder
 from jaxdp.collectives.tuning import Choice
 
@@ -73,16 +82,38 @@ def subject(rng, loss=right, sync=None, microbatches=2, stream=None, dtype=None,
     )
 
 
-def failed(subject, n=4):
-    lines = run_check(subject, jax.devices()[:n])
-    assert tuple(line.name for line in lines) == LINES
-    return {line.name: line.detail for line in lines if line.verdict == "fail"}
+QUESTIONS = {
+    "gradients": equality.gradients,
+    "weights": functools.partial(equality.weights, equal_is_right=True),
+    "optimizer": equality.optimizer,
+    "precision": functools.partial(precision.precision, exact_is_right=True),
+    "randomness": randomness.randomness,
+    "data stream": lambda subject, devices: stream.stream(subject),
+    "run": execution.asked_of_a_run,
+}
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
-@pytest.mark.parametrize("n", [2, 4])
+def asked(subject, *questions, n=4):
+    """name -> line, of these questions alone: what a test costs is the programs they compile."""
+    subject = dataclasses.replace(subject, make_step=functools.cache(subject.make_step))
+    lines = []
+    for name in questions:
+        found = QUESTIONS[name](subject, jax.devices()[:n])
+        lines += list(found) if name == "run" else [found]
+    return {line.name: line for line in lines}
+
+
+def failed(subject, *questions, n=4):
+    """name -> detail of the lines that fail, of these questions."""
+    lines = asked(subject, *questions, n=n)
+    return {name: line.detail for name, line in lines.items() if line.verdict == "fail"}
+
+
+@pytest.mark.parametrize(("n", "microbatches"), [(2, 1), (4, 2)])
 def test_a_right_training_passes(n, microbatches, rng):
-    assert failed(subject(rng, microbatches=microbatches), n) == {}
+    lines = run_check(subject(rng, microbatches=microbatches), jax.devices()[:n])
+    assert tuple(line.name for line in lines) == LINES
+    assert [line for line in lines if line.verdict == "fail"] == []
 
 
 def test_a_mean_of_means(rng):
@@ -90,7 +121,7 @@ def test_a_mean_of_means(rng):
         out = right(params, model_state, batch, keys)
         return LossOut(out.sum / jnp.maximum(out.weight, 1), jnp.ones_like(out.sum))
 
-    found = failed(subject(rng, loss))
+    found = failed(subject(rng, loss), "gradients", "weights")
     assert "gradients" not in found
     assert "a mean of means" in found["weights"]
 
@@ -100,7 +131,7 @@ def test_a_loss_that_is_never_finite(rng):
         out = right(params, model_state, batch, keys)
         return out._replace(sum=out.sum * jnp.nan)
 
-    found = failed(subject(rng, loss), 2)
+    found = failed(subject(rng, loss), "gradients", "precision", "run", n=2)
     assert "no parameter changed" in found["gradients"]
     assert "no parameter changed" in found["precision"]
     assert "none of 4 steps changed a parameter" in found["replicas"]
@@ -109,7 +140,7 @@ def test_a_loss_that_is_never_finite(rng):
 def test_two_examples_are_enough_to_find_a_mean_of_means(rng):
     one = dataclasses.replace(subject(rng, microbatches=1), size=2)
     assert (one.weighted(0)["weight"] == [1, 0]).all()
-    assert failed(one, 2) == {}
+    assert failed(one, "gradients", "weights", n=2) == {}
 
 
 def test_signed_zeros_differ():
@@ -120,9 +151,8 @@ def test_signed_zeros_differ():
 
 
 def test_a_forgotten_reduction(rng):
-    found = failed(
-        subject(rng, sync=GradSync(lambda tree: (), lambda tree, state, axis: (tree, state)))
-    )
+    sync = GradSync(lambda tree: (), lambda tree, state, axis: (tree, state))
+    found = failed(subject(rng, sync=sync), "gradients", "run")
     assert "params/a" in found["replicas"]
     assert "device 0" in found["replicas"]
     assert "nothing is reduced" in found["reductions"]
@@ -135,7 +165,8 @@ def test_a_reduction_of_some_leaves_only(rng):
         whole["grads"]["b"] = tree["grads"]["b"]
         return whole, state
 
-    found = failed(subject(rng, sync=GradSync(lambda tree: (), update)))
+    sync = GradSync(lambda tree: (), update)
+    found = failed(subject(rng, sync=sync), "gradients", "run")
     assert "params/b" in found["gradients"]
     assert "params/b" in found["replicas"]
 
@@ -146,16 +177,18 @@ def test_a_sum_taken_for_a_mean(rng):
         n = jax.lax.axis_size(axis)
         return whole | {"grads": jax.tree.map(lambda g: g * n, whole["grads"])}, state
 
-    found = failed(subject(rng, sync=GradSync(lambda tree: (), update)))
+    found = failed(subject(rng, sync=GradSync(lambda tree: (), update)), "gradients")
     assert "a sum over the 4 devices where their mean is wanted" in found["gradients"]
 
 
 def test_rounding_on_the_wire_is_a_choice_and_no_fault(rng):
     sync, exact = all_reduce_sync("ring", wire="bfloat16"), all_reduce_sync("ring")
-    lines = run_check(subject(rng, sync=sync, exact_sync=exact), jax.devices()[:2])
-    assert all(line.verdict != "fail" for line in lines)
-    assert "by choice makes it" in lines[0].detail
-    assert "gradients" in failed(subject(rng, sync=sync), 2)  # nobody said that it rounds
+    one = subject(rng, sync=sync, exact_sync=exact)
+    lines = asked(one, "gradients", "optimizer", "precision", "run", n=2)
+    assert all(line.verdict == "pass" for line in lines.values()), lines
+    assert "by choice makes it" in lines["gradients"].detail
+    nobody_said_so = subject(rng, sync=sync)
+    assert "gradients" in failed(nobody_said_so, "gradients", n=2)
 
 
 def in_float32(params, model_state, batch, keys):
@@ -176,11 +209,53 @@ def slightly_wrong(n_wrong):
 
 
 def test_a_loss_in_float32_is_allowed_what_its_rounding_explains(rng):
-    lines = run_check(subject(rng, in_float32), jax.devices()[:2])
-    assert all(line.verdict != "fail" for line in lines)
-    assert "its loss computes in float32, where" in lines[0].detail
-    found = failed(subject(rng, in_float32, sync=slightly_wrong(2)), 2)
-    assert {"gradients", "weights", "precision"} <= found.keys()
+    questions = ("gradients", "weights", "precision")
+    lines = asked(subject(rng, in_float32), *questions, "optimizer", n=2)
+    assert all(line.verdict == "pass" for line in lines.values()), lines
+    assert "its loss computes in float32, where" in lines["gradients"].detail
+    found = failed(subject(rng, in_float32, sync=slightly_wrong(2)), *questions, n=2)
+    assert set(found) == set(questions)
+
+
+def rounds_on(n, size):
+    """Gradients moved, on n devices, by rounding of `size` of their root mean square."""
+
+    def update(tree, state, axis):
+        whole = jax.lax.psum(tree, axis)
+        off = size * (jax.lax.axis_size(axis) == n)
+        grads = jax.tree.map(
+            lambda g: g + off * jnp.sqrt(jnp.mean(g * g)) * (-1) ** jnp.arange(g.shape[-1])[None],
+            whole["grads"],
+        )
+        return whole | {"grads": grads}, state
+
+    return GradSync(lambda tree: (), update)
+
+
+def a_row_off(by, n):
+    """An optimizer whose step of params/a[1] is too large on n devices."""
+
+    def update(updates, params):
+        factor = 1 + by * (jax.lax.axis_size("data") == n)
+        return updates | {"a": updates["a"].at[1].multiply(factor)}
+
+    return optax.chain(optax.adam(0.01), optax.stateless(update))
+
+
+@pytest.mark.parametrize("by", [0, 1e-3])
+def test_an_optimizer_is_allowed_what_it_makes_of_rounding(by, rng):
+    """Adam makes a full step of a gradient that is nothing but rounding, and of no other."""
+
+    class NearZero(Stream):
+        def batch(self, step):
+            batch = super().batch(step)
+            return batch | {"x": batch["x"] * np.float32([1e-7] + [1] * (WIDTH - 1))}
+
+    one = subject(rng, in_float32, sync=rounds_on(2, 5e-7), stream=NearZero(int(rng.integers(99))))
+    make_step = functools.partial(one.make_step, optimizer=a_row_off(by, 2))
+    line = equality.optimizer(dataclasses.replace(one, make_step=make_step), jax.devices()[:2])
+    assert line.verdict == ("fail" if by else "pass"), line.detail
+    assert ("params/a is off by" if by else "of a gradient moved by 7.6e-06") in line.detail
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -189,7 +264,7 @@ def test_16_bits_as_the_training_computes_in(dtype, rng):
         out = right(params, model_state, batch, keys)
         return out._replace(sum=out.sum * 100)
 
-    lines = {x.name: x for x in run_check(subject(rng, loud, dtype=dtype), jax.devices()[:2])}
+    lines = asked(subject(rng, loud, dtype=dtype), "gradients", "precision", "run", n=2)
     assert all(line.verdict == "pass" for line in lines.values()), lines
     assert f"in {jnp.dtype(dtype)}: largest deviation" in lines["precision"].detail
     # float16: a step may overflow until the scale has come down
@@ -205,7 +280,8 @@ def test_a_reduction_that_rounds_what_is_not_float64(rng):
         whole = jax.lax.psum(tree, axis)
         return whole | {"grads": jax.tree.map(summed, tree["grads"])}, state
 
-    found = failed(subject(rng, sync=GradSync(lambda tree: (), update)), 2)
+    sync = GradSync(lambda tree: (), update)
+    found = failed(subject(rng, sync=sync), "gradients", "precision", "run", n=2)
     assert found.keys() == {"precision"}
     assert "a reduction that rounds or overflows" in found["precision"]
 
@@ -240,16 +316,14 @@ def test_a_small_leaf_that_is_not_reduced_is_missed_in_the_bytes(rng):
 
 
 def test_batch_statistics_kept_local():
-    path = "configs/digits_resnet.yaml"
-    for mode, wanted in (
-        ("sync", set()),
-        ("local", {"gradients", "weights", "optimizer", "precision"}),
-    ):
-        config = load_config(path, [("model.batch_norm", mode), ("model.channels", [4])])
-        found = failed(subject_of(config, load_data(config), jax.devices()[:4]))
-        assert set(found) == wanted
-        if mode == "local":
-            assert "model.batch_norm local" in found["gradients"]
+    found = {}
+    for mode in ("sync", "local"):
+        given = [("model.batch_norm", mode), ("model.channels", [4])]
+        config = load_config("configs/digits_resnet.yaml", given)
+        one = subject_of(config, load_data(config), jax.devices()[:2])
+        found[mode] = failed(one, "gradients", n=2)
+    assert found["sync"] == {}
+    assert "model.batch_norm local" in found["local"]["gradients"]
 
 
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
@@ -296,7 +370,7 @@ def test_random_numbers_without_the_examples_keys(rng):
             losses = losses_of(params, batch, keys, dropout)
             return LossOut((losses * batch["weight"]).sum(), batch["weight"].sum())
 
-        assert words in failed(subject(rng, loss))["randomness"]
+        assert words in failed(subject(rng, loss), "randomness")["randomness"]
 
 
 def test_a_reduction_inside_the_loop(rng):
@@ -310,14 +384,14 @@ def test_a_reduction_inside_the_loop(rng):
     def loss(params, model_state, batch, keys):
         return right(jax.tree.map(reduced, params), model_state, batch, keys)
 
-    found = failed(subject(rng, loss))
+    found = failed(subject(rng, loss), "gradients", "run")
     assert "inside the loop over microbatches" in found["reductions"]
     assert "gradients" not in found  # the numbers are right: only this line can tell
 
 
 def test_another_algorithm_than_planned(rng):
     sync = all_reduce_sync("ring")._replace(update=all_reduce_sync("tree").update)
-    found = failed(subject(rng, sync=sync))
+    found = failed(subject(rng, sync=sync), "gradients", "run")
     assert set(found) == {"reductions"}
     assert "planned as 6 collective-permutes" in found["reductions"]
 
@@ -330,7 +404,7 @@ def test_a_stream_that_remembers(rng):
             self.calls += 1
             return super().batch(step + 100 * self.calls)
 
-    found = failed(subject(rng, stream=Remembers(1)))
+    found = failed(subject(rng, stream=Remembers(1)), "data stream", "run")
     assert "gave other examples when asked again" in found["data stream"]
     assert "differs by up to" in found["resume"]
 
@@ -350,7 +424,8 @@ def test_a_batch_of_another_size(rng):
             return self.batch(step)
 
     one = subject(rng, stream=Ragged(2))
-    found = failed(Cut(**{f.name: getattr(one, f.name) for f in dataclasses.fields(one)}))
+    cut = Cut(**{f.name: getattr(one, f.name) for f in dataclasses.fields(one)})
+    found = failed(cut, "data stream", "run")
     assert "2 different shapes" in found["data stream"]
     assert "2 programs" in found["compilation"]
 
@@ -369,7 +444,7 @@ def test_a_state_outside_of_the_checkpoint(rng):
         run.lower = step.run.lower
         return dataclasses.replace(step, run=run)
 
-    found = failed(dataclasses.replace(one, make_step=make_step))
+    found = failed(dataclasses.replace(one, make_step=make_step), "run")
     assert "not in the checkpoint" in found["resume"]
 
 
@@ -381,7 +456,7 @@ def test_a_state_that_is_not_donated(rng):
         run = jax.jit(step.run.__wrapped__)
         return dataclasses.replace(step, run=run)
 
-    found = failed(dataclasses.replace(one, make_step=make_step))
+    found = failed(dataclasses.replace(one, make_step=make_step), "run")
     assert set(found) == {"donation"}
     assert "twice the memory" in found["donation"]
 
@@ -391,6 +466,6 @@ def test_a_loss_without_weights_or_randomness(rng):
         losses = losses_of(params, batch, None)
         return LossOut(losses.sum(), jnp.asarray(len(losses), losses.dtype))
 
-    lines = {line.name: line for line in run_check(subject(rng, loss), jax.devices()[:2])}
+    lines = asked(subject(rng, loss), "gradients", "weights", "randomness", "run", n=2)
     assert lines["weights"].verdict == lines["randomness"].verdict == "n/a"
     assert all(line.verdict != "fail" for line in lines.values())

@@ -1,6 +1,9 @@
 import subprocess
 import sys
 
+from jaxdp.check import main
+from jaxdp.checking import Line, program
+
 
 def check(*arguments):
     command = [sys.executable, "-m", "jaxdp.check", *map(str, arguments)]
@@ -16,24 +19,34 @@ def test_a_shipped_configuration():
     assert out.splitlines()[-1] == "the same training: 11 passed, 0 failed, 0 not applicable"
 
 
-def test_a_sharded_optimizer_with_a_frozen_leaf():
+def test_a_sharded_optimizer_with_a_frozen_leaf(capsys):
     zero = ("--sync.shard_optimizer", "true", "--optimizer.freeze", "[hidden/00/bias]")
-    code, out, err = check("--model.hidden", "[8]", "--devices", 3, *zero)
-    assert (code, err) == (0, "")
+    assert main(["--model.hidden", "[8]", "--devices", "3", *zero]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
     assert out.splitlines()[-1] == "the same training: 10 passed, 0 failed, 1 not applicable"
 
 
-def test_another_algorithm_is_a_fault():
-    local = ("--model.batch_norm", "local", "--model.channels", "[4]", "--devices", 2)
-    code, out, _ = check("--config", "configs/digits_resnet.yaml", *local)
-    assert code == 3
-    assert out.splitlines()[-1].startswith("NOT the same training")
+def test_a_fault_is_exit_code_3(capsys, monkeypatch):
+    def run_check(subject, devices, on_line):
+        lines = [Line("gradients", "pass", "right"), Line("weights", "fail", "wrong")]
+        for line in lines:
+            on_line(line)
+        return lines
+
+    monkeypatch.setattr(program, "run_check", run_check)
+    assert main(["--model.hidden", "[8]", "--devices", "2"]) == 3
+    *_, first, second, last = capsys.readouterr().out.splitlines()
+    assert first.split() == ["pass", "gradients", "right"]
+    assert second.split() == ["fail", "weights", "wrong"]
+    assert last.startswith("NOT the same training")
 
 
-def test_local_sgd_is_not_held_against_one_device():
-    small = ("--model.hidden", "[8]", "--devices", 2, "--global_batch", 96)
-    code, out, err = check(*small, "--sync.local_steps", 3)
-    assert (code, err) == (0, "")
+def test_local_sgd_is_not_held_against_one_device(capsys):
+    small = ("--model.hidden", "[8]", "--devices", "2", "--global_batch", "96")
+    assert main([*small, "--sync.local_steps", "3"]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
     assert "3 local steps" in out
     assert out.splitlines()[-1].endswith("6 passed, 0 failed, 5 not applicable")
     assert "same training" not in out

@@ -173,10 +173,11 @@ def test_a_save_that_fails_in_the_background_is_told_at_the_next_step(
             broken.setattr(manifest, "write", full)
             checkpoints.save(4, state)
             checkpoints._writer._thread.join()
+            assert checkpoints.has_failed
             with pytest.raises(StorageError, match=r"c: saving failed: No space left on device"):
-                checkpoints.check()
+                checkpoints.wait()
             assert {path.name for path in (tmp_path / "c").iterdir()} == {"1", "2", "3"}
-        checkpoints.check()  # told once
+        assert not checkpoints.has_failed  # told once
         checkpoints.save(4, state)
         checkpoints.wait()
         assert checkpoints.steps() == [1, 2, 3, 4]
@@ -213,6 +214,17 @@ def test_thorough_reads_back_and_looks_at_all(saved, state_of, tmp_path, monkeyp
         == "checkpoint 2 is damaged: manifest.json is damaged: it is no JSON; moved to damaged/2"
     )
     assert folders.steps_in(tmp_path / "c") == [1, 3, 4]
+
+
+def test_double_precision_of_one_thread_is_that_of_its_saves(state_of, rng, tmp_path):
+    with jax.enable_x64(True):
+        values = {"w": rng.normal(size=leaves._HASHED_ON_HOST_BYTES // 8 + 1)}
+        state = replicate(jaxdp.data_mesh(jax.devices()[:1]), state_of(1)._replace(params=values))
+        with Checkpoints(tmp_path / "c") as checkpoints:
+            checkpoints.save(1, state)
+            found, _, lines = checkpoints.restore(state)
+        assert lines == []
+        assert_same(found.params, values)
 
 
 def test_two_leaves_of_one_path_are_refused(state_of, tmp_path):

@@ -53,6 +53,7 @@ sync:
   tune_file: null
   bucket_bytes: null
   first_bucket_bytes: null
+  peel_last: null
   wire: float32
   shard_optimizer: false
   compression: null

@@ -121,6 +121,18 @@ def test_defaults_break_nothing():
             "sync.first_bucket_bytes: 5 is more than sync.bucket_bytes = 4; expected at most that",
         ),
         (
+            {"sync": Sync(peel_last=True, bucket_bytes=4)},
+            "sync.peel_last: true has no effect with microbatches 1; expected 2 or more",
+        ),
+        (
+            {"sync": Sync(peel_last=True), "microbatches": 2},
+            "sync.peel_last: true has no effect without sync.bucket_bytes; set both, or none",
+        ),
+        (
+            {"sync": Sync(peel_last=True, bucket_bytes=4, local_steps=2), "microbatches": 2},
+            "sync.peel_last: true has no effect with sync.local_steps; remove one of them",
+        ),
+        (
             {"sync": Sync(wire="int8", algorithm="ring")},
             "sync.wire: int8 cannot be added on the way, as sync.algorithm ring does; "
             "set sync.algorithm psum, all_to_all or all_gather_sum, or another wire",

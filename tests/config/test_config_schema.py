@@ -42,6 +42,7 @@ DEFAULTS = {
     "sync.tune_file": None,
     "sync.bucket_bytes": None,
     "sync.first_bucket_bytes": None,
+    "sync.peel_last": None,
     "sync.wire": "float32",
     "sync.shard_optimizer": False,
     "sync.compression": None,

@@ -38,10 +38,10 @@ def start(mode, dtype):
     return jax.tree.map(lambda x: np.asarray(x, dtype), (params, state))
 
 
-def train(mesh, mode, batches, dtype, microbatches=1, algorithm="psum", rate=0.05):
+def train(mesh, mode, batches, dtype, microbatches=1, algorithm="psum"):
     step = make_train_step(
         classification_loss(model_of(mode)),
-        optax.sgd(rate),
+        optax.sgd(0.05),
         all_reduce_sync(algorithm),
         mesh,
         microbatches=microbatches,
@@ -64,14 +64,12 @@ def deviation(one, other, start):
 
 
 @pytest.mark.parametrize("microbatches", [1, 4])
-def test_v14_sync_is_one_device_with_the_same_microbatches(microbatches, mesh_of, rng):
+def test_v14_sync_is_one_device_with_the_same_microbatches(microbatches, mesh_of, rng, few):
     with jax.enable_x64(True):
         batches = [batch_of(rng, np.float64) for _ in range(5)]
         one = train(mesh_of(1), "sync", batches, np.float64, microbatches)
-        for n, algorithm in ((2, "psum"), (3, "ring"), (4, "psum"), (int(rng.choice([6, 12])), "")):
-            if n > 9:
-                continue
-            many = train(mesh_of(n), "sync", batches, np.float64, microbatches, algorithm or "psum")
+        for n, algorithm in few([(2, "psum"), (3, "ring"), (4, "psum"), (6, "psum")], 1):
+            many = train(mesh_of(n), "sync", batches, np.float64, microbatches, algorithm)
             assert deviation(one, many, start("sync", np.float64)) <= 1e-11, n
 
 
@@ -81,16 +79,15 @@ def test_v14_local_is_another_algorithm_and_is_merged(mesh_of, rng):
         one = train(mesh_of(1), "local", [batch], np.float64)
         many = train(mesh_of(4), "local", [batch], np.float64)
         assert deviation(one, many, start("local", np.float64)) > 1e-3
-        # rate 0: what each quarter of the batch does to the averages, on a device of its own
+        # what each quarter of the batch does to the averages, on a device of its own
         quarters = [
             {name: x[i : i + BATCH // 4] for name, x in batch.items()}
             for i in range(0, BATCH, BATCH // 4)
         ]
-        alone = [train(mesh_of(1), "local", [q], np.float64, rate=0.0)[1] for q in quarters]
+        alone = [train(mesh_of(1), "local", [q], np.float64)[1] for q in quarters]
         weights = [q["weight"].sum() for q in quarters]
         merged = jax.tree.map(lambda *x: np.average(x, axis=0, weights=weights), *alone)
-        _, state = train(mesh_of(4), "local", [batch], np.float64, rate=0.0)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), merged, state)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), merged, many[1])
 
 
 def test_v14_evaluation_is_the_same_for_every_n(mesh_of, rng):
@@ -103,7 +100,7 @@ def test_v14_evaluation_is_the_same_for_every_n(mesh_of, rng):
             state,
             [batch],
         )
-        for n in (1, 2, 4, 8)
+        for n in (1, 2, 8)
     ]
     for one in found:
         assert (one["weight"], one["accuracy"]) == (found[0]["weight"], found[0]["accuracy"])

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -10,6 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from jaxdp.runtime.children import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 LIMIT_S = 240  # far more than anything takes: only a hang comes to it
@@ -89,13 +90,6 @@ class Processes:
                 process.wait()
 
 
-def free_port():
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def start_processes(tmp_path_factory, request):
     """(arguments of Python, n, **environment) -> `Processes`; none outlives the module's tests."""
@@ -114,3 +108,9 @@ def start_processes(tmp_path_factory, request):
     yield start
     for processes in started:
         processes.end()
+
+
+@pytest.fixture
+def free_address():
+    """An address of this machine on which nobody listens."""
+    return f"127.0.0.1:{free_port()}"

@@ -67,23 +67,22 @@ def run(step, state, batches):
     return state, metrics
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lion", "momentum"])
-@pytest.mark.parametrize("x64", [True, False], ids=["float64", "float32"])
+@pytest.mark.parametrize(
+    ("kind", "x64"), [("adamw", True), ("adamw", False), ("lion", True), ("momentum", True)]
+)
 def test_law_1_one_devices_training(kind, x64, mesh_of, rng, few):
     dtype = np.float64 if x64 else np.float32
     with jax.enable_x64(x64):
         params, data = parameters(rng, dtype), batches(rng, dtype, 4)
-        # a sign flips by rounding, which is all that float32 lion would show
         one, seen = run(*begun(all_reduce_sync(), mesh_of(1), params, kind), data)
-        for n, algorithm in few([(n, a) for n in (1, 2, 3, 4, 8) for a in ALGORITHMS], 2):
+        for n, algorithm in few([(n, a) for n in (1, 2, 3, 4, 8) for a in ALGORITHMS], 1):
             if n != 3 or algorithm != "halving_doubling":  # of powers of two
                 zero = sharded_sync(algorithm)
                 many, metrics = run(*begun(zero, mesh_of(n), params, kind, microbatches=4), data)
                 for name in SHAPES:
                     a, b = np.asarray(one.params[name]), np.asarray(many.params[name])
                     off = np.linalg.norm(a - b) / np.linalg.norm(a)
-                    if x64 or kind != "lion":
-                        assert off <= (1e-11 if x64 else 1e-4), (name, n, algorithm)
+                    assert off <= (1e-11 if x64 else 1e-4), (name, n, algorithm)
                 np.testing.assert_allclose(metrics["loss"], seen["loss"], rtol=1e-4)
                 np.testing.assert_allclose(metrics["grad_norm"], seen["grad_norm"], rtol=1e-3)
                 np.testing.assert_array_equal(many.params["frozen"], params["frozen"])
@@ -94,7 +93,7 @@ def test_law_1_one_devices_training(kind, x64, mesh_of, rng, few):
 @pytest.mark.parametrize("wire", ["float32", "bfloat16"])
 def test_law_3_planned_is_found(algorithm, wire, mesh_of, rng, few):
     params, data = parameters(rng, np.float32), batches(rng, np.float32, 1)
-    for n in few((2, 4, 8) if algorithm == "halving_doubling" else (2, 3, 4, 8), 2):
+    for n in few((2, 4, 8) if algorithm == "halving_doubling" else (2, 3, 4, 8), 1):
         step, state = begun(sharded_sync(algorithm, wire), mesh_of(n), params)
         placed = step.place(data[0])
         found = hlo.collectives(step.run.lower(state, placed).compile().as_text())
@@ -236,15 +235,17 @@ ELEMENTWISE = {
 }
 
 
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_users_optimizers_that_are_elementwise(name, mesh_of, rng):
+def test_users_optimizers_that_are_elementwise(mesh_of, rng, few):
     params, data = parameters(rng, np.float32), batches(rng, np.float32, 3)
-    found = []
-    for sync, n in ((all_reduce_sync(), 1), (sharded_sync(), 3)):
-        step = make_train_step(loss, ELEMENTWISE[name], sync, mesh_of(n))
-        state = step.init(params, {"mean": np.zeros(11, np.float32)})
-        found.append(jax.device_get(run(step, state, data)[0].params))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), *found)
+    for name in ELEMENTWISE:  # none is refused
+        make_train_step(loss, ELEMENTWISE[name], sharded_sync(), mesh_of(3)).init(params)
+    for name in few(ELEMENTWISE, 3):
+        found = []
+        for sync, n in ((all_reduce_sync(), 1), (sharded_sync(), 3)):
+            step = make_train_step(loss, ELEMENTWISE[name], sync, mesh_of(n))
+            state = step.init(params, {"mean": np.zeros(11, np.float32)})
+            found.append(jax.device_get(run(step, state, data)[0].params))
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4), *found)
 
 
 def test_an_algorithm_of_powers_of_two_is_refused_before_the_first_step(mesh_of, rng):

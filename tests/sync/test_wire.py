@@ -47,7 +47,7 @@ def test_law_3_found_is_planned_whatever_travels(compiled, params, batches, few)
         for microbatches in (1, 4)
         for cap in (None, 2000)
     ]
-    for wire, algorithm, n, microbatches, cap in few(cases, 16):
+    for wire, algorithm, n, microbatches, cap in few(cases, 8):
         sync = all_reduce_sync(algorithm, wire=wire, bucket_bytes=cap)
         [batch] = batches(1)
         plan, text = compiled(sync, n, params(), batch, microbatches=microbatches)

@@ -1,0 +1,111 @@
+"""The launcher's command line: mistakes are a line each, before anything is started."""
+
+import sys
+
+import pytest
+
+from jaxdp import launch
+from jaxdp.errors import UserError
+from jaxdp.runtime.launch_options import parse_options
+from jaxdp.runtime.launcher import deadlines_of_several_hosts, resuming
+
+RUN = ["-m", "jaxdp.train"]
+TWO = ["--nnodes", "2", "--coordinator", "h:1234", "--node-rank"]
+
+
+def test_defaults_and_what_belongs_to_whom():
+    found = parse_options(["--nproc", "2", "-m", "jaxdp.train", "--steps", "9", "-m", "x"])
+    assert (found.module, found.arguments) == ("jaxdp.train", ("--steps", "9", "-m", "x"))
+    assert (found.nproc, found.nnodes, found.node_rank) == (2, 1, 0)
+    assert (found.max_restarts, found.min_nproc, found.grace_s) == (3, None, 30.0)
+    assert found.coordinator is None
+
+
+def test_torchruns_spelling():
+    found = parse_options(["--nproc_per_node=2", "--max_restarts", "1", "--module", "jaxdp.train"])
+    assert (found.nproc, found.max_restarts) == (2, 1)
+
+
+@pytest.mark.parametrize("address", ["h:1", "10.0.0.1:65535", "[::1]:80"])
+def test_addresses(address):
+    assert parse_options(["--coordinator", address, *RUN]).coordinator == address
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        ([], "no program: expected -m MODULE at the end, see python -m jaxdp.launch --help"),
+        (["-m"], "no program: expected -m MODULE at the end"),
+        (["--nproc", "0", *RUN], "--nproc-per-node: 0 processes on"),
+        (["--nproc", "two", *RUN], "--nproc-per-node/--nproc: invalid int value: 'two'"),
+        (["--nprocs", "2", *RUN], "--nprocs: no such option; did you mean --nproc?"),
+        (["--config", "c", *RUN], "--config: no such option; the program's own come after -m"),
+        (["train.py", *RUN], "train.py: not an option; a file is run as a module: -m train"),
+        (["--nnodes", "2", "--node-rank", "0", *RUN], "--coordinator: missing"),
+        (["--nnodes", "2", "--coordinator", "h:1", *RUN], "--node-rank: missing; expected which"),
+        ([*TWO, "2", *RUN], "--node-rank: 2; expected 0 to 1"),
+        ([*TWO, "0", "--min-nproc", "1", *RUN], "--min-nproc: only on one host"),
+        (["--nnodes", "0", *RUN], "--nnodes: 0; expected at least 1"),
+        (["--coordinator", "h:99999", *RUN], "--coordinator: h:99999: port 99999 does not exist"),
+        (["--coordinator", "h", *RUN], "--coordinator: h: expected HOST:PORT"),
+        (["--coordinator", "::1:80", *RUN], "--coordinator: ::1:80: expected [ADDRESS]:PORT"),
+        (["--max-restarts", "-1", *RUN], "--max-restarts: -1; expected 0 or more"),
+        (["--min-nproc", "3", "--nproc", "2", *RUN], "--min-nproc: 3; expected 1 to 2"),
+        (["--grace", "0", *RUN], "--grace: invalid number of seconds value: '0'"),
+        (["--step-deadline", "inf", *RUN], "--step-deadline: invalid number of seconds value"),
+        (["--log-dir", __file__, *RUN], f"--log-dir: {__file__} is a file"),
+        (["--log-dir", f"{__file__}/a/b", *RUN], f"--log-dir: {__file__}/a/b is no folder: "),
+        (["-m", "jaxdp.tran"], "-m jaxdp.tran: no such module; did you mean jaxdp.train?"),
+        (["-m", "no_such_module"], "-m no_such_module: no such module"),
+        (["-m", "jaxdp.train.x"], "-m jaxdp.train.x: no such module: jaxdp.train is no package"),
+        (["-m", "jaxdp.data"], "-m jaxdp.data: a package without __main__"),
+        (["-m", "jaxdp.compare"], "-m jaxdp.compare: it starts its processes itself: "),
+        (["-m", "train.py"], "-m train.py: a file; expected the name of a module, without .py"),
+    ],
+)
+def test_a_mistake_is_one_line(argv, line, capsys):
+    with pytest.raises(UserError) as error:
+        parse_options(argv)
+    assert len(error.value.lines) == 1
+    assert str(error.value).startswith(line)
+    assert launch.main(argv) == 2
+    assert capsys.readouterr().err == f"{error.value}\n"
+
+
+def test_help(capsys):
+    with pytest.raises(SystemExit):
+        parse_options(["--help"])
+    text = capsys.readouterr().out
+    for option in ("--nproc-per-node", "--coordinator-bind", "--end-deadline", "75 saved"):
+        assert option in text
+
+
+def test_a_module_is_looked_for_without_importing_its_package(tmp_path, monkeypatch):
+    package = tmp_path / "noisy_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    (package / "inner.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert parse_options(["-m", "noisy_package.inner"]).module == "noisy_package.inner"
+    assert "noisy_package" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("given", "attempt", "expected"),
+    [
+        (["--config", "c"], 0, ["--config", "c", "--resume", "auto"]),
+        (["--resume"], 0, ["--resume"]),
+        (["--resume=false", "--steps", "3"], 0, ["--resume=false", "--steps", "3"]),
+        (["--resume", "--steps", "3"], 1, ["--steps", "3", "--resume", "auto"]),
+        (["--steps", "3", "--resume", "true"], 1, ["--steps", "3", "--resume", "auto"]),
+    ],
+)
+def test_the_trainer_resumes(given, attempt, expected):
+    assert resuming(given, attempt) == expected
+
+
+def test_on_several_hosts_a_step_may_last_as_long_as_anothers_save():
+    times = ["--step-deadline=5", "--save-deadline=9", "--evaluation-deadline=7"]
+    found = parse_options([*TWO, "1", *times, "--start-deadline=3", *RUN])
+    several = deadlines_of_several_hosts(found.deadlines)
+    assert [several[phase] for phase in ("step", "save", "evaluation", "start")] == [9, 9, 9, 3]
