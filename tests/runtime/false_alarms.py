@@ -137,7 +137,8 @@ def main() -> int:
             code = job.end()
         print(
             f"{args.minutes:g} minutes, {args.nproc} ranks, {step} steps, {job.stops} stops of "
-            f"{STOPPED_S:g} s: {restarts} restarts, {job.lines('straggler: ')} lines about stragglers, exit code {code}"
+            f"{STOPPED_S:g} s: {restarts} restarts, {job.lines('straggler: ')} lines about "
+            f"stragglers, exit code {code}"
         )
         if restarts or by_itself is not None or code != Exit.SAVED:
             print(job.output.read_text()[-4000:])
