@@ -104,6 +104,7 @@ def test_a_forgotten_iterator_ends_its_thread():
     del batches
     gc.collect()
     wait_until(lambda: threads() == [])
+    assert threads() == []
 
 
 def test_close_releases_a_consumer_that_waits():

@@ -11,9 +11,10 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from jaxdp.runtime.control import Heartbeat, read_heartbeat
 from jaxdp.runtime.phases import STEP
@@ -110,7 +111,7 @@ class Trial:
         self.case, self.folder, self.out = case, folder, folder / "run"
         self.log, self.tmp = folder / "log", folder / "tmp"
         self.tmp.mkdir(parents=True)
-        self.mark = f"JAXDP_TRIAL={uuid.uuid4()}"
+        self.mark = new_mark()
         self.command = [
             sys.executable, "-m", "jaxdp.launch", *launch, "--log-dir", str(self.log),
             "-m", "jaxdp.train", *train, "--out", str(self.out),
@@ -128,14 +129,9 @@ class Trial:
 
     def _once(self) -> int:
         faults = {"JAXDP_FAULTS": self.case.faults()} if self.case else {}
-        name, value = self.mark.split("=")
-        plain = {k: v for k, v in os.environ.items() if not k.startswith(("JAXDP_", "XLA_"))}
-        plain |= {"TMPDIR": str(self.tmp), "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+        given = {"TMPDIR": str(self.tmp)} | faults
         with open(self.folder / "output.txt", "ab") as output:
-            process = subprocess.Popen(
-                self.command, env=plain | faults | {name: value}, stdin=subprocess.DEVNULL,
-                stdout=output, stderr=output, start_new_session=True,
-            )  # fmt: skip
+            process = start_job(self.command, self.mark, given, output)
             self._pid, deadline = process.pid, time.monotonic() + _LIMIT_S
             while process.poll() is None and time.monotonic() < deadline:
                 self._look()
@@ -151,7 +147,7 @@ class Trial:
 
     def _look(self) -> None:
         seen, now = self.seen, time.time()
-        for path in sorted(self.log.glob("attempt-*"), key=lambda p: int(p.name.split("-")[1])):
+        for path in attempts(self.log):
             if path.name not in seen.attempts:
                 seen.attempts.append(path.name)
         self._see_children()
@@ -214,10 +210,38 @@ class Trial:
         )
 
     def end(self) -> None:
-        """Kills what is left of the job, known by its mark."""
-        for pid in marked(self.mark):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        """Kills what is left of the job."""
+        kill_marked(self.mark)
+
+
+def new_mark() -> str:
+    """NAME=VALUE for the environment of a job, by which its processes are found."""
+    return f"JAXDP_TRIAL={uuid.uuid4()}"
+
+
+def start_job(
+    command: Sequence[str], mark: str, given: Mapping[str, str], output: IO[bytes]
+) -> subprocess.Popen:
+    """Starts a launcher in a session of its own, on CPUs, without this process's settings."""
+    name, value = mark.split("=")
+    plain = {k: v for k, v in os.environ.items() if not k.startswith(("JAXDP_", "XLA_"))}
+    plain |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", name: value}
+    return subprocess.Popen(
+        command, env=plain | given, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def attempts(log: Path) -> list[Path]:
+    """The folders of a job's attempts below its --log-dir, in their order."""
+    return sorted(log.glob("attempt-*"), key=lambda path: int(path.name.split("-")[1]))
+
+
+def kill_marked(mark: str) -> None:
+    """Kills what is left of a job, known by its mark."""
+    for pid in marked(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def result(out: Path) -> dict[str, object]:

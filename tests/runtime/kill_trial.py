@@ -1,6 +1,5 @@
 """One training that is killed and started again until it ends: see `kill_points.py`."""
 
-import json
 import os
 import signal
 import subprocess
@@ -11,11 +10,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-STEP_PHASES, SAVE_PHASES = ("step", "input"), ("evaluation", "save")
-PHASES = ("start", "compile", *STEP_PHASES, *SAVE_PHASES, "end")
+from fault_trial import result
+
+from jaxdp.checkpoints import manifest
+from jaxdp.checkpoints.folders import steps_in
+from jaxdp.runtime.phases import INPUT, PHASES
+
+MOMENT, WRITING = "moment", "writing"  # kills from outside
 MOST_STARTS = 12
+POINTS = (*PHASES, INPUT)  # where a run can be told to kill itself
 _LIMIT_S = 300.0  # of one start
-_TIMES = {"step_time_s", "data_wait", "elapsed_s", "per_second", "per_second_per_device"}
 
 
 class Kill(NamedTuple):
@@ -25,9 +29,18 @@ class Kill(NamedTuple):
     at: float = 0.0
     step: int | None = None
 
+    def is_planned(self) -> bool:
+        """Whether the run does it itself; else it comes from outside."""
+        return self.kind in POINTS
+
+    def is_due(self, began: float, began_writing: float | None) -> bool:
+        """Whether it is time for one from outside, by when the run and its save began."""
+        since = began if self.kind == MOMENT else began_writing
+        return since is not None and time.monotonic() - since >= self.at
+
     def fault(self) -> str:
         """Its entry of JAXDP_FAULTS; nothing for one from outside."""
-        if self.kind not in PHASES:
+        if not self.is_planned():
             return ""
         return f"0:{'*' if self.step is None else self.step}:{self.kind}:kill"
 
@@ -98,13 +111,15 @@ class Trial:
 
     def run(self) -> tuple[list[str], str | None]:
         """(the kinds of the kills that met it, what went wrong): until it ends by itself."""
-        outside = [kill for kill in self.kills if kill.kind not in PHASES]
+        outside = [kill for kill in self.kills if not kill.is_planned()]
         met: list[str] = []
         for _ in range(MOST_STARTS):
             fired = set(self._fired())
             pid = self.start(self.argv, self.environment, self.folder / "output.txt")
             kill = outside.pop(0) if outside else None
             code = self._wait(pid, kill)
+            if code is None:
+                return met, f"not over after {_LIMIT_S:g} s"
             if code == -signal.SIGKILL:
                 inside = [name.split("-")[1] for name in set(self._fired()) - fired]
                 met += inside or ([kill.kind] if kill else ["unknown"])
@@ -118,28 +133,22 @@ class Trial:
         folder = self.out / ".faults"
         return [path.name for path in folder.iterdir()] if folder.is_dir() else []
 
-    def _wait(self, pid: int, kill: Kill | None) -> int:
-        """The exit code, negative for a signal; kills where it is time to."""
+    def _wait(self, pid: int, kill: Kill | None) -> int | None:
+        """The exit code, negative for a signal; None: it did not end by itself, nor by `kill`."""
         began, began_writing = time.monotonic(), None
-        while True:
+        while time.monotonic() - began < _LIMIT_S:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 return os.waitstatus_to_exitcode(status)
-            now = time.monotonic()
-            if (
-                kill is not None
-                and kill.kind == "writing"
-                and began_writing is None
-                and self._is_writing()
-            ):
-                began_writing = now
-            since = began if kill is None or kill.kind == "moment" else began_writing
-            if (
-                kill is not None and since is not None and now - since >= kill.at
-            ) or now - began > _LIMIT_S:
+            if began_writing is None and self._is_writing():
+                began_writing = time.monotonic()
+            if kill is not None and kill.is_due(began, began_writing):
                 os.kill(pid, signal.SIGKILL)
                 kill = None
             time.sleep(0.001)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return None
 
     def _is_writing(self) -> bool:
         return any((self.out / "checkpoints").glob("*.partial*"))
@@ -147,17 +156,11 @@ class Trial:
     def end(self) -> dict[str, Any]:
         """What the run came to, times apart."""
         folder = self.out / "checkpoints"
-        steps = sorted(int(p.name) for p in folder.iterdir())
-        manifest = json.loads((folder / str(steps[-1]) / "manifest.json").read_text())
-        summary = json.loads((self.out / "summary.json").read_text())
-        rows = [json.loads(row) for row in (self.out / "metrics.jsonl").read_text().splitlines()]
+        newest = steps_in(folder)[-1]
         examples = [row.split(" ", 1) for row in (self.folder / "examples.txt").open()]
-        told = ("steps", "stopped", "params_digest", "eval")
-        return {
-            "leaves": manifest["leaves"],
-            "checkpoints": steps,
-            "summary": {name: summary.get(name) for name in told},
-            "rows": [{k: x for k, x in row.items() if k not in _TIMES} for row in rows],
+        return result(self.out) | {
+            "leaves": manifest.read(folder / str(newest)).leaves,
+            "checkpoints": sorted(path.name for path in folder.iterdir()),
             "examples": sorted({(int(step), ids) for step, ids in examples}),
             "files": sorted(p.name for p in self.out.iterdir() if p.name != ".faults"),
         }

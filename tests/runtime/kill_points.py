@@ -1,6 +1,6 @@
 """Runs that are killed and go on: is the end that of the straight run, to the bit?
 
-    python tests/training/kill_points.py [--trials 200] [--seed S] [--jobs 2]
+    python tests/runtime/kill_points.py [--trials 200] [--seed S] [--jobs 2]
 
 A trial is a short training that SIGKILL ends one to three times, after each of which the same
 command goes on from the last checkpoint:
@@ -30,23 +30,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from kill_trial import (
-    MOST_STARTS,
-    PHASES,
-    SAVE_PHASES,
-    STEP_PHASES,
-    Kill,
-    Start,
-    Trial,
-    forked,
-    started,
-)
+from fault_trial import ROOT
+from kill_trial import MOMENT, MOST_STARTS, POINTS, WRITING, Kill, Start, Trial, forked, started
 
-ROOT = Path(__file__).parent.parent.parent
+from jaxdp.errors import Exit
+from jaxdp.runtime.phases import EVALUATION, INPUT, SAVE, STEP
+
 STEPS, EVERY = 12, 3  # of the run; between evaluations, and between saves
 MOST_KILLS = 3
 SAVE_S = 0.06  # from the beginning of a save to the latest kill in it
-KINDS = ("moment", "writing", *PHASES)
+KINDS = (MOMENT, WRITING, *POINTS)
 
 COMMON = {
     "steps": STEPS, "devices": 2, "global_batch": 48, "model.hidden": "[16]",
@@ -76,12 +69,12 @@ def draw_kill(rng: np.random.Generator, length_s: float) -> Kill:
     """Of a random kind; half of them are from outside."""
     if rng.random() < 0.5:
         if rng.random() < 0.6:
-            return Kill("moment", at=float(rng.uniform(0, length_s)))
-        return Kill("writing", at=float(rng.uniform(0, SAVE_S)))
-    phase = str(rng.choice(PHASES))
-    if phase in STEP_PHASES:
+            return Kill(MOMENT, at=float(rng.uniform(0, length_s)))
+        return Kill(WRITING, at=float(rng.uniform(0, SAVE_S)))
+    phase = str(rng.choice(POINTS))
+    if phase in (STEP, INPUT):
         return Kill(phase, step=int(rng.integers(1, STEPS + 1)))
-    if phase in SAVE_PHASES:
+    if phase in (EVALUATION, SAVE):
         return Kill(phase, step=EVERY * int(rng.integers(1, STEPS // EVERY + 1)))
     return Kill(phase)
 
@@ -89,10 +82,8 @@ def draw_kill(rng: np.random.Generator, length_s: float) -> Kill:
 def straight(home: Path, variant: str, start: Start) -> tuple[dict[str, Any], float]:
     """(what the run comes to when nothing happens, its seconds once its programs are cached)."""
     for turn in ("first", "second"):
-        trial, began = (
-            Trial(home / variant / turn, COMMON | VARIANTS[variant], start),
-            time.monotonic(),
-        )
+        trial = Trial(home / variant / turn, COMMON | VARIANTS[variant], start)
+        began = time.monotonic()
         if (met := trial.run()) != ([], None):
             sys.exit(f"the straight run of {variant}: {met}; see {trial.folder / 'output.txt'}")
     return trial.end(), time.monotonic() - began
@@ -134,7 +125,7 @@ def one(
 
 def different(found: dict[str, Any], wanted: dict[str, Any]) -> str | None:
     """In words, what differs; None if nothing does."""
-    names = [name for name in wanted if found[name] != wanted[name]]
+    names = [name for name in wanted if found.get(name) != wanted[name]]
     return f"not as in the straight run: {', '.join(names)}" if names else None
 
 
@@ -203,9 +194,9 @@ def main() -> int:
         f"{kills} kills; seed {args.seed}, {time.monotonic() - began:.0f} s"
     )
     if failed:
-        return 3
+        return Exit.FAULT_FOUND
     shutil.rmtree(home)
-    return 0
+    return Exit.DONE
 
 
 if __name__ == "__main__":
