@@ -7,6 +7,7 @@ all cases of the sweeps instead of a random few.
 import os
 import re
 import secrets
+import signal
 from html.parser import HTMLParser
 
 import jax
@@ -17,6 +18,10 @@ import jaxdp
 from jaxdp.data import Loader
 
 DEVICES = 9
+
+# a shell has these ignored in what it runs in the background, and so would all that tests start
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 jaxdp.emulate(DEVICES)
 # broadcasting a [b] against a [b, k] by accident is a wrong result without an error

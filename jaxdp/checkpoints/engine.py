@@ -34,7 +34,7 @@ class Writer:
         self._folder = folder
         self._orbax = ocp.AsyncCheckpointer(handler)
         self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self.failure: StorageError | None = None  # of a save, of which nobody was told yet
 
     def start(self, step: int, tree: PyTree, complete: Callable[[Path], None]) -> None:
         """Starts writing; returns when Orbax has read what it needs from devices.
@@ -69,21 +69,16 @@ class Writer:
             with jax.enable_x64(x64):  # may have been set for the caller's thread alone
                 complete(partial_folder(self._folder, step))
         except BaseException as error:
-            self._failure = self._given_up(step, error)
+            self.failure = self._given_up(step, error)
 
     def _given_up(self, step: int, error: BaseException) -> StorageError:
         if jax.process_index() == 0:
             remove_given_up(self._folder, step)
         return error if isinstance(error, StorageError) else not_saved(self._folder, error)
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether a save has failed of which nobody was told yet."""
-        return self._failure is not None
-
     def _check(self) -> None:
-        if (failure := self._failure) is not None:
-            self._failure = None
+        if (failure := self.failure) is not None:
+            self.failure = None
             raise failure
 
     def wait(self) -> None:

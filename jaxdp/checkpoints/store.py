@@ -129,9 +129,9 @@ class Checkpoints:
             folders.delete(self.folder, step)
 
     @property
-    def has_failed(self) -> bool:
-        """Whether a save in the background has failed, which the next call will raise."""
-        return self._writer.has_failed
+    def failure(self) -> StorageError | None:
+        """Of a save in the background of this process, which the next call will raise."""
+        return self._writer.failure
 
     def wait(self) -> None:
         """Returns when every save is complete on disk.

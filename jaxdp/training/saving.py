@@ -16,6 +16,7 @@ from jaxdp.config import Config
 from jaxdp.errors import StorageError
 from jaxdp.meter import Every
 from jaxdp.report.progress import duration
+from jaxdp.runtime.joining import tell
 from jaxdp.runtime.lease import Lease
 from jaxdp.state import TrainState
 
@@ -103,16 +104,25 @@ class Saver:
 
 
 class SaveEvery(Every):
-    """Saves every so many steps, and at once where a save in the background has failed."""
+    """Saves every so many steps, and at once where a save in the background has failed.
+
+    Of several processes each knows of its own failures alone, and they meet at the next save: the
+    one that failed says so at its next step.
+    """
 
     def __init__(self, saver: Saver, steps: int, do: Callable[[int, Any], Any]):
         super().__init__(steps, do)
         self._saver = saver
+        self._told: StorageError | None = None
 
     def due(self, step: int, last: int) -> bool:
-        # of several processes each knows of its own failures alone: they meet at the next save
-        failed = self._saver.checkpoints.has_failed and peers.joined() == 1
-        return failed or super().due(step, last)
+        failure = self._saver.checkpoints.failure
+        if failure is None or peers.joined() == 1:
+            return failure is not None or super().due(step, last)
+        if failure is not self._told:
+            self._told = failure
+            tell(f"warning: {failure}; all processes try again at the next save")
+        return super().due(step, last)
 
 
 class Interval:

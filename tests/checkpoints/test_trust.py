@@ -173,11 +173,11 @@ def test_a_save_that_fails_in_the_background_is_told_at_the_next_step(
             broken.setattr(manifest, "write", full)
             checkpoints.save(4, state)
             checkpoints._writer._thread.join()
-            assert checkpoints.has_failed
+            assert checkpoints.failure
             with pytest.raises(StorageError, match=r"c: saving failed: No space left on device"):
                 checkpoints.wait()
             assert {path.name for path in (tmp_path / "c").iterdir()} == {"1", "2", "3"}
-        assert not checkpoints.has_failed  # told once
+        assert not checkpoints.failure  # told once
         checkpoints.save(4, state)
         checkpoints.wait()
         assert checkpoints.steps() == [1, 2, 3, 4]

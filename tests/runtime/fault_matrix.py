@@ -27,14 +27,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from fault_trial import LAUNCHER, SIGNALS, Case, Seen, Trial, result
+from fault_trial import LAUNCHER, REQUESTS, SIGNALS, Case, Seen, Trial, result
 
 from jaxdp.errors import Exit
 from jaxdp.runtime.faults import ACTIONS
 from jaxdp.runtime.phases import COMPILE, END, EVALUATION, INPUT, PHASES, SAVE, START, STEP
 
-STEPS, EVERY = 12, 4  # of the run; between evaluations, and between saves
-DEAD, STUCK, REQUEST = ("kill", "raise", "exit"), ("stop", "hang"), ("term", "int")
+STEPS, EVERY = 24, 8  # of the run; between evaluations, and between saves
+LAST = STEPS - EVERY  # the latest step of a fault: after a request there is time to notice it
+DEAD, STUCK = ("kill", "raise", "exit"), ("stop", "hang")
 WAYS = [action for action in ACTIONS if action != "slow"]
 GRACE_S = 30.0
 TRAIN = [
@@ -67,7 +68,7 @@ def cases(rng: np.random.Generator, nproc: int) -> list[Case]:
 def a_step(phase: str, rng: np.random.Generator) -> int | None:
     """A step in which the phase is entered; None where there is one in a run."""
     if phase in (STEP, INPUT):
-        return int(rng.integers(2, STEPS))
+        return int(rng.integers(2, LAST + 1))
     return int(rng.choice(range(EVERY, STEPS + 1, EVERY))) if phase in (EVALUATION, SAVE) else None
 
 
@@ -91,20 +92,20 @@ def judge(case: Case, seen: Seen, found: dict, wanted: dict, deadline_s: float) 
     gone_s = seen.gone_s()
     if gone_s is None:
         return "a rank was not seen to go"
-    most = GRACE_S if case.action in REQUEST else deadline_s + 5 if case.action in STUCK else 5
+    most = GRACE_S if case.action in REQUESTS else deadline_s + 5 if case.action in STUCK else 5
     return f"the last rank was gone after {gone_s:.1f} s" if gone_s > most else None
 
 
 def _codes(case: Case, seen: Seen) -> str | None:
     """Whether the commands ended as they should."""
     killed = case.target == LAUNCHER and case.action == "kill"
-    if not killed and case.action not in REQUEST:
+    if not killed and case.action not in REQUESTS:
         restarted = len(seen.attempts) > 1 or case.phase == END
         return None if seen.codes == [0] and restarted else f"not restarted: codes {seen.codes}"
     first = {-SIGNALS["kill"]} if killed else {Exit.SAVED}
     if not killed and case.phase in (START, END):  # nothing to save yet, or all saved
         first |= {128 + SIGNALS[case.action]}
-    if not killed and (case.phase == END or case.step in (STEPS - 1, STEPS)):
+    if not killed and (case.phase == END or case.step == STEPS):
         first |= {0}  # there is no later step to stop at
     if seen.codes == [0] and 0 in first:
         return None
@@ -186,7 +187,7 @@ def times(verdicts: Sequence[Verdict], args: argparse.Namespace) -> str:
             f"{'seconds':54} {'p50':>7} {'p95':>7} {'max':>7}",
             of("dead peer (kill, raise, exit): to the last rank gone", DEAD, lambda v: v.gone_s),
             of("stuck (stop, hang): the same, beyond the deadline", STUCK, over),
-            of("request (term, int): the same", REQUEST, lambda v: v.gone_s),
+            of("request (term, int): the same", REQUESTS, lambda v: v.gone_s),
             of("dead peer: to the next new step", DEAD, lambda v: v.next_step_s),
         ]
     )
@@ -234,6 +235,8 @@ def main() -> int:
     signal.signal(
         signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
     )  # ends the trial too
+    # in the background it is ignored, and so would be in all that is started here
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     home = args.keep or Path(tempfile.mkdtemp(prefix="jaxdp-faults-"))
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(home / "cache"))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

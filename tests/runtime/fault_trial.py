@@ -23,7 +23,9 @@ ROOT = Path(__file__).parent.parent.parent
 TIMES = {"step_time_s", "data_wait", "elapsed_s", "per_second", "per_second_per_device"}
 LAUNCHER = "launcher"
 SIGNALS = {"kill": signal.SIGKILL, "term": signal.SIGTERM, "int": signal.SIGINT}
+REQUESTS = ("term", "int")
 HOLD_S = 1.5  # how long a phase is held up, so that a signal to the launcher meets it
+PACE_S = 0.2  # of a step after a request: JAX looks for one once a second
 _LOOK_S = 0.01
 _LIMIT_S = 600.0  # of one command: only a job that hangs comes to it
 _LEFT_S = 5.0  # for what is on its way out to be gone
@@ -42,8 +44,10 @@ class Case:
         """JAXDP_FAULTS of the job."""
         step = "*" if self.step is None else self.step
         if self.target == LAUNCHER:
-            return f"0:{step}:{self.phase}:slow:{HOLD_S}"
-        return f"{self.target}:{step}:{self.phase}:{self.action}"
+            fault = f"0:{step}:{self.phase}:slow:{HOLD_S}"
+        else:
+            fault = f"{self.target}:{step}:{self.phase}:{self.action}"
+        return fault + (f",*:*:{STEP}:slow:{PACE_S}" if self.action in REQUESTS else "")
 
     def __str__(self) -> str:
         who = self.target if self.target == LAUNCHER else f"rank {self.target}"

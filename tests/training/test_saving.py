@@ -46,15 +46,15 @@ class Disk:
 
     def __init__(self, folder, starting=0, behind=0):
         self.folder, self.starting, self.behind = folder, starting, behind
-        self.saved, self.has_failed = [], False
+        self.saved, self.failure = [], None
 
     def steps(self):
         return self.saved
 
     def wait(self):
-        if self.has_failed:
-            self.has_failed = False
-            raise StorageError("behind")
+        if failure := self.failure:
+            self.failure = None
+            raise failure
 
     def save(self, step, state, meta):
         self.wait()
@@ -63,7 +63,7 @@ class Disk:
             raise StorageError("starting")
         if self.behind:
             self.behind -= 1
-            self.has_failed = True
+            self.failure = StorageError("behind")
             return
         self.saved.append(step)
 
@@ -99,6 +99,23 @@ def test_a_save_that_fails_is_tried_again_some_times(fault, times, whole, at_onc
             assert not saver.save(6, None, {}, whole=False)
             assert disk.saved == [6]
     assert not SaveEvery(saver, 100, saver.save).due(7, 1000)
+
+
+def test_of_several_processes_one_that_failed_says_so_at_once(tmp_path, monkeypatch, capsys):
+    """They try again together, at the next save."""
+    disk = Disk(tmp_path, behind=2)
+    saver = Saver(disk, None, 10, pytest.fail)
+    every = SaveEvery(saver, 4, saver.save)
+    monkeypatch.setattr(saving.peers, "joined", lambda: 2)
+    for _ in range(2):  # each failure once
+        disk.failure = None
+        disk.save(4, None, {})
+        assert not every.due(5, 9)
+        told = capsys.readouterr().err
+        assert told == "warning: behind; all processes try again at the next save\n"
+        assert not every.due(6, 9)
+        assert every.due(8, 9)
+        assert capsys.readouterr().err == ""
 
 
 def test_no_save_without_the_lock_or_without_room(at_once, tmp_path, monkeypatch):
