@@ -193,8 +193,18 @@ def _depart(place: Place, code: int) -> int:
 
 def _shut_down() -> None:
     import jax  # it is there: this process has joined
+    from jax._src import distributed
 
+    # Left to itself JAX first ends what listens to SIGTERM.  Where one has just come, that waits
+    # for peers which no longer listen, or for a lock that it holds itself; once there is no
+    # connection any more, it has nothing left to wait for.
+    state = distributed.global_state
+    listener, client = state.preemption_sync_manager, state.client
+    state.preemption_sync_manager = None
     jax.distributed.shutdown()
+    if listener is not None:
+        listener.shutdown()
+    del listener, client  # in this order: the first uses the second
 
 
 def _within(seconds: float, do: Callable[[], None]) -> str | None:

@@ -1,6 +1,7 @@
 """A process of a job as tests need it: `joining_worker.py WHAT`, its place from the environment."""
 
 import os
+import signal
 import sys
 import time
 
@@ -26,7 +27,17 @@ def program(place):
     print(f"joined at {time.time():.3f}", flush=True)
     if what == "compiling":
         return fail_while_others_compile(place)
+    if what == "asked at its end":
+        return asked_at_its_end(place)
     return train(place, what)
+
+
+def asked_at_its_end(place):
+    """To stop, when the other has left already and waits for all to have."""
+    if place.rank:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1.5)  # JAX looks for it once a second
+    return 0
 
 
 def fail_while_others_compile(place):

@@ -30,6 +30,11 @@ def test_both_come_to_the_end(end_of, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_asked_to_stop_while_all_leave_nobody_waits(end_of):
+    for ended in end_of("asked at its end"):
+        assert (ended.code, ended.err) == (Exit.DONE, "")
+
+
 def test_r5_another_configuration(end_of):
     first, other = end_of("config")
     assert (first.code, first.err) == (Exit.USER, "steps differs: 20 on rank 0; 7 on rank 1\n")
