@@ -4,13 +4,14 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from jaxdp.checkpoints import inspect
 from jaxdp.checkpoints.files import DamageError
 from jaxdp.checkpoints.folders import step_folder, steps_in
-from jaxdp.checkpoints.manifest import is_there
+from jaxdp.checkpoints.manifest import can_be_given_one
 from jaxdp.checkpoints.quiet import quiet
 from jaxdp.errors import Exit, UserError, exit_code, interrupted_at_once
 from jaxdp.wording import counted
@@ -82,41 +83,43 @@ def _parser() -> argparse.ArgumentParser:
 def _list(args: argparse.Namespace) -> int:
     folder = inspect.checkpoints_of(args.run)
     found = [inspect.look(folder, step, digests=False) for step in steps_in(folder)]
-    print("\n".join(inspect.table(found)))
+    print("\n".join(inspect.table(filter(None, found))))
     return Exit.DONE
 
 
 def _verify(args: argparse.Namespace) -> int:
     folder = inspect.checkpoints_of(args.run)
     steps = [inspect.find_step(folder, step) for step in args.steps] or steps_in(folder)
-    damaged = 0
+    damaged = later = 0
     for step in steps:
-        line, sound = _verified(folder, step, args.thorough)
-        print(line)
-        damaged += not sound
+        found = inspect.look(folder, step, digests=True)
+        if found is not None and args.thorough:
+            found = _thoroughly(folder, found)
+        print(inspect.verdict(found) if found else f"step {step}: deleted meanwhile")
+        damaged += found is not None and found.damage is not None
+        later += found is not None and found.later is not None
     if damaged:
         print(f"{counted(damaged, 'step')} of {len(steps)} damaged; a resume takes the newest "
               "that is not, and moves newer ones to damaged/", file=sys.stderr)  # fmt: skip
-    return Exit.FAULT_FOUND if damaged else Exit.DONE
+    return Exit.FAULT_FOUND if damaged else Exit.STORAGE if later else Exit.DONE
 
 
-def _verified(folder: Path, step: int, thorough: bool) -> tuple[str, bool]:
-    found = inspect.look(folder, step, digests=True)
-    line = inspect.verdict(found)
-    if found.held is None or found.damage or not thorough:
-        return line, found.damage is None
+def _thoroughly(folder: Path, found: inspect.Finding) -> inspect.Finding:
+    """The same after each value has been read."""
+    if found.held is None or found.damage:
+        return found
     try:
-        _contents().verify_leaves(step_folder(folder, step), found.held)
+        _contents().verify_leaves(step_folder(folder, found.step), found.held)
     except DamageError as damage:
-        return f"step {step}: damaged: {damage}", False
-    return f"{line}; {counted(len(found.held.leaves), 'leaf')} to the bit", True
+        return replace(found, damage=str(damage))
+    return replace(found, thoroughly=True)
 
 
 def _show(args: argparse.Namespace) -> int:
     folder = inspect.checkpoints_of(args.run)
     step = inspect.find_step(folder, args.step)
     held = inspect.manifest_of(folder, step)
-    norms = _contents().norms(step_folder(folder, step)) if args.norms else None
+    norms = _contents().norms(step_folder(folder, step), held) if args.norms else None
     print("\n".join([*inspect.describe(held), "", *inspect.leaf_lines(held, norms)]))
     return Exit.DONE
 
@@ -128,8 +131,11 @@ def _diff(args: argparse.Namespace) -> int:
     held_a, held_b = inspect.manifest_of(one, a), inspect.manifest_of(other, b)
     paths = step_folder(one, a), step_folder(other, b)
     found = []
-    if held_a.leaves != held_b.leaves:  # else nothing has to be read, and JAX not be started
+    if held_a.leaves != held_b.leaves:
         found = _contents().differences(paths[0], held_a, paths[1], held_b)
+    else:  # JAX need not be started to find the files as they were saved
+        inspect.check_sound(paths[0], held_a)
+        inspect.check_sound(paths[1], held_b)
     for name, words in found:
         print(f"{name}: {words}")
     count = counted(len(held_a.leaves.keys() | held_b.leaves.keys()), "leaf")
@@ -140,7 +146,7 @@ def _diff(args: argparse.Namespace) -> int:
 def _adopt(args: argparse.Namespace) -> int:
     folder = inspect.checkpoints_of(args.run)
     steps = [inspect.find_step(folder, step) for step in args.steps]
-    steps = steps or [s for s in steps_in(folder) if not is_there(step_folder(folder, s))]
+    steps = steps or [s for s in steps_in(folder) if can_be_given_one(step_folder(folder, s))]
     if not steps:
         raise UserError(f"{folder}: every step has a manifest; nothing to take over")
     for step in steps:

@@ -15,6 +15,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+# the world's, not ours: what a path names may not be used so
+_REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class Exit(IntEnum):
@@ -129,6 +131,8 @@ def ending_of(error: BaseException) -> Ending:
     if isinstance(error, OSError) and error.errno in _FULL:
         what = error.filename or "output"
         return Ending(Exit.STORAGE, f"{what}: cannot be written: {error.strerror}")
+    if isinstance(error, OSError) and error.errno in _REFUSED and error.filename:
+        return Ending(Exit.STORAGE, f"{error.filename}: {error.strerror}")
     lines = "".join(traceback.format_exception(error))
     return Ending(Exit.BUG, f"{lines}this is a bug of jaxdp; please report it with the lines above")
 
@@ -138,7 +142,7 @@ def _ended(program: Callable[[], int]) -> int:
         return program()
     except BaseException as error:
         ending = ending_of(error)
-        if isinstance(error, OSError) and ending.code != Exit.BUG:
+        if isinstance(error, BrokenPipeError) or getattr(error, "errno", None) in _FULL:
             _discard_output()
         if ending.text:
             print(ending.text, file=sys.stderr)

@@ -36,13 +36,13 @@ def verify_leaves(folder: Path, held: Manifest) -> None:
     leaves.check_same(held.leaves, leaves.leaf_table(engine.read_leaves(folder)))
 
 
-def norms(folder: Path) -> dict[str, float]:
+def norms(folder: Path, held: Manifest) -> dict[str, float]:
     """Path -> the Euclidean norm of each leaf, in float64.
 
     Raises:
-      StorageError: it cannot be read.
+      StorageError: the step is damaged.
     """
-    return {name: _norm(_wide(leaf)) for name, leaf in _read(folder).items()}
+    return {name: _norm(_wide(leaf)) for name, leaf in _read(folder, held).items()}
 
 
 def differences(a: Path, held_a: Manifest, b: Path, held_b: Manifest) -> list[LeafDifference]:
@@ -53,13 +53,13 @@ def differences(a: Path, held_a: Manifest, b: Path, held_b: Manifest) -> list[Le
       held_a, held_b: their manifests; leaves of one digest are not compared any further.
 
     Raises:
-      StorageError: a step cannot be read.
+      StorageError: a step is damaged.
     """
     names = [*held_a.leaves, *(name for name in held_b.leaves if name not in held_a.leaves)]
     names = [name for name in names if held_a.leaves.get(name) != held_b.leaves.get(name)]
     if not names:
         return []
-    left, right = _read(a), _read(b)
+    left, right = _read(a, held_a), _read(b, held_b)
     return [
         LeafDifference(
             name, _difference(held_a.leaves.get(name), held_b.leaves.get(name), left, right, name)
@@ -95,12 +95,9 @@ def export(folder: Path, held: Manifest, path: Path) -> int:
       StorageError: the step is damaged, or the file cannot be written.
     """
     check_new(path)
-    found = _read(folder)
-    try:
-        leaves.check_same(held.leaves, leaves.leaf_table(found))
-    except DamageError as damage:
-        raise StorageError(f"checkpoint {held.step} is damaged: {damage}") from damage
-    return export_leaves(path, found, {"jaxdp": jaxdp.__version__, "step": str(held.step)})
+    return export_leaves(
+        path, _read(folder, held), {"jaxdp": jaxdp.__version__, "step": str(held.step)}
+    )
 
 
 def adopt(folder: Path) -> Manifest:
@@ -110,10 +107,12 @@ def adopt(folder: Path) -> Manifest:
     what will be verified from now on.
 
     Raises:
-      UserError: it has a manifest.
+      UserError: it has a manifest, or is no folder of this run's own.
       StorageError: it cannot be read, or not be written.
     """
-    if manifest.is_there(folder):
+    if folder.is_symlink():
+        raise UserError(f"{folder}: is a symbolic link; copy what it points to")
+    if not manifest.can_be_given_one(folder):
         raise UserError(f"{folder}: has a manifest; nothing to take over")
     try:
         table = leaves.leaf_table(engine.read_leaves(folder))
@@ -139,11 +138,14 @@ def _old_meta(folder: Path) -> dict[str, Any]:
     return meta if isinstance(meta, dict) else {}
 
 
-def _read(folder: Path) -> dict[str, np.ndarray]:
+def _read(folder: Path, held: Manifest) -> dict[str, np.ndarray]:
+    """The leaves of a step, which are those that were saved."""
     try:
-        return engine.read_leaves(folder)
+        found = engine.read_leaves(folder)
+        leaves.check_same(held.leaves, leaves.leaf_table(found))
     except DamageError as damage:
         raise StorageError(f"checkpoint {folder.name} is damaged: {damage}") from damage
+    return found
 
 
 def _wide(leaf: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +51,9 @@ class Writer:
         """
         self.wait()
         args = ocp.args.Composite(state=ocp.args.StandardSave(tree))
-        if jax.process_index() == 0:
-            remove_leftovers(self._folder, step)  # of an attempt that was interrupted
         try:
+            if jax.process_index() == 0:
+                remove_leftovers(self._folder, step)  # of an attempt that was interrupted
             self._orbax.save(partial_folder(self._folder, step), args=args)
         except Exception as error:
             raise self._given_up(step, error) from error
@@ -73,7 +74,8 @@ class Writer:
 
     def _given_up(self, step: int, error: BaseException) -> StorageError:
         if jax.process_index() == 0:
-            remove_given_up(self._folder, step)
+            with suppress(OSError):  # what made the save fail may stand in the way here too
+                remove_given_up(self._folder, step)
         return error if isinstance(error, StorageError) else not_saved(self._folder, error)
 
     def _check(self) -> None:

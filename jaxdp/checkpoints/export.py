@@ -7,6 +7,7 @@ model keeps besides.  The format holds names, shapes, dtypes and raw numbers, no
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,7 +76,8 @@ def export_leaves(path: Path, leaves: Mapping[str, np.ndarray], about: Mapping[s
         reason = getattr(error, "strerror", None) or error
         raise StorageError(f"{path}: cannot be written: {reason}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # a read-only disk refuses even what is not there
+            partial.unlink()
     return len(wanted)
 
 

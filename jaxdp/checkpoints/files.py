@@ -1,5 +1,6 @@
 """The files below a folder, and a digest of each.  Needs no JAX."""
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterable
@@ -49,9 +50,10 @@ def sizes(folder: Path) -> dict[str, int]:
     found = {}
     for at, _, names in os.walk(folder, onerror=_unreadable):
         for path in (Path(at, name) for name in names):
-            status = path.lstat()
-            if stat.S_ISREG(status.st_mode):  # a pipe would be waited for
-                found[path.relative_to(folder).as_posix()] = status.st_size
+            with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+                    found[path.relative_to(folder).as_posix()] = status.st_size
     return found
 
 

@@ -1,5 +1,6 @@
 """Checkpoints for people: which there are, whether they verify, what they hold.  Needs no JAX."""
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -27,12 +28,16 @@ class Finding:
       held: its manifest, where that can be read.
       damage: what is wrong, where something is.
       strangers: files in its folder that it does not hold.
+      later: what a later version wrote cannot be judged by this one; in words.
+      thoroughly: whether each value was read, and is as it was saved.
     """
 
     step: int
     held: Manifest | None
     damage: str | None
     strangers: tuple[str, ...] = ()
+    later: str | None = None
+    thoroughly: bool = False
 
 
 def checkpoints_of(run: Path) -> Path:
@@ -64,11 +69,11 @@ def find_step(folder: Path, step: str) -> int:
     return int(step)
 
 
-def look(folder: Path, step: int, digests: bool) -> Finding:
+def look(folder: Path, step: int, digests: bool) -> Finding | None:
     """Holds a step against its manifest, by the sizes of its files or also by their content.
 
-    Raises:
-      StorageError: a later version wrote it.
+    Returns:
+      What was found; None if the step has been deleted meanwhile, as a run that goes on does.
     """
     at, held = step_folder(folder, step), None
     try:
@@ -76,7 +81,9 @@ def look(folder: Path, step: int, digests: bool) -> Finding:
         files.check(at, held.files, digests)
         strangers = manifest.strangers(at, held)
     except DamageError as damage:
-        return Finding(step, held, str(damage))
+        return Finding(step, held, str(damage)) if os.path.lexists(at) else None
+    except StorageError as later:
+        return Finding(step, None, None, later=str(later))
     return Finding(step, held, None, tuple(strangers))
 
 
@@ -92,6 +99,14 @@ def manifest_of(folder: Path, step: int) -> Manifest:
         raise StorageError(f"checkpoint {step} is damaged: {damage}") from damage
 
 
+def check_sound(folder: Path, held: Manifest) -> None:
+    """Raises StorageError if the files of a step are not those that its manifest holds."""
+    try:
+        files.check(folder, held.files)
+    except DamageError as damage:
+        raise StorageError(f"checkpoint {held.step} is damaged: {damage}") from damage
+
+
 def table(found: Iterable[Finding], now: datetime | None = None) -> list[str]:
     """`list`: a line per step, with its size, its age, the devices that saved it, and its state."""
     now = now or datetime.now(UTC)
@@ -99,7 +114,7 @@ def table(found: Iterable[Finding], now: datetime | None = None) -> list[str]:
     for one in found:
         facts = one.held.facts if one.held else {}
         size = format_bytes(one.held.bytes) if one.held else "-"
-        state = f"damaged: {one.damage}" if one.damage else "files of the right sizes"
+        state = f"damaged: {one.damage}" if one.damage else one.later or "files of the right sizes"
         age, devices = _age(facts.get("saved_at"), now), facts.get("devices", "-")
         lines.append(f"{one.step:>9}  {size:>9}  {age:>9}  {devices:>7}  {state}")
     return lines
@@ -107,12 +122,16 @@ def table(found: Iterable[Finding], now: datetime | None = None) -> list[str]:
 
 def verdict(one: Finding) -> str:
     """`verify`: one step in a line."""
+    if one.later:
+        return f"step {one.step}: not verified: {one.later}"
     if one.held is None or one.damage:
         return f"step {one.step}: damaged: {one.damage}"
     what = f"{counted(len(one.held.files), 'file')}, {format_bytes(one.held.bytes)}"
     if one.strangers:
         what += f"; added since: {', '.join(one.strangers[:3])}"
         what += f" and {len(one.strangers) - 3} more" * (len(one.strangers) > 3)
+    if one.thoroughly:
+        what += f"; {counted(len(one.held.leaves), 'leaf')} to the bit"
     return f"step {one.step}: verified, {what}"
 
 

@@ -6,6 +6,7 @@ the state that was saved and held against the arrays that come back.  Reading it
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,6 +70,11 @@ def is_there(folder: Path) -> bool:
     return not folder.is_symlink() and (folder / NAME).is_file()
 
 
+def can_be_given_one(folder: Path) -> bool:
+    """Whether this may be a step of a version before manifests: a folder that has nothing there."""
+    return folder.is_dir() and not folder.is_symlink() and not os.path.lexists(folder / NAME)
+
+
 def payload(folder: Path) -> list[str]:
     """The files below a step's folder that its manifest answers for."""
     return [name for name in sizes(folder) if name != NAME and Path(name).name not in _MARKERS]
@@ -130,12 +136,12 @@ def read(folder: Path) -> Manifest:
 
 def _read_json(folder: Path) -> dict[str, Any]:
     path = folder / NAME
-    for place in (folder, path):
-        if place.is_symlink():
-            raise DamageError(f"{place.name} is a symbolic link; copy what it points to")
-    if not folder.is_dir():
-        raise DamageError("it is a file" if folder.exists() else "it is missing")
     try:
+        for place in (folder, path):
+            if place.is_symlink():
+                raise DamageError(f"{place.name} is a symbolic link; copy what it points to")
+        if not folder.is_dir():
+            raise DamageError("it is a file" if folder.exists() else "it is missing")
         if not path.is_file():
             raise DamageError(f"it has no {NAME}")
         if path.stat().st_size > _LARGEST_BYTES:

@@ -46,11 +46,7 @@ def restore_step(folder: Path, like: TrainState, form: SavedForm) -> tuple[Train
       DamageError: it is not what was saved.
       StorageError: a leaf is absent, or has another shape or dtype; a later version wrote it.
     """
-    damage = None
-    if jax.process_index() == 0:  # the files are the same for all
-        damage = _damage(lambda: files.check(folder, manifest.read(folder).files))
-    _agree(damage)
-    held, kept = manifest.read(folder), form.like(like)
+    held, kept = _agreed_manifest(folder), form.like(like)
     before = _other_slots(held.leaves, like) if form.respread else None
     target = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), kept._asdict()
@@ -67,6 +63,19 @@ def restore_step(folder: Path, like: TrainState, form: SavedForm) -> tuple[Train
         slots = rule(found.sync_state, devices)
         found = found._replace(sync_state=jax.tree.map(_placed_as, slots, like.sync_state))
     return form.restored(found, like), held
+
+
+def _agreed_manifest(folder: Path) -> Manifest:
+    """Read by every process; the files are the same for all, and held against it by the first."""
+    found: list[Manifest] = []
+
+    def read() -> None:
+        found.append(manifest.read(folder))
+        if jax.process_index() == 0:
+            files.check(folder, found[0].files)
+
+    _agree(_damage(read))
+    return found[0]
 
 
 def _read(folder: Path, target: PyTree, held: Manifest) -> dict[str, Any]:

@@ -22,10 +22,13 @@ def check_space(folder: Path, state_bytes: int, copies: int) -> None:
       copies: how many.
 
     Raises:
-      StorageError: they do not.
+      StorageError: they do not, or it cannot be known.
     """
     each = state_bytes + _BESIDES_BYTES
-    free = shutil.disk_usage(folder).free
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:  # removed, or on a disk that is away
+        raise StorageError(f"{folder}: cannot be written: {error.strerror}") from error
     if free < copies * each:
         raise StorageError(
             f"{folder}: {counted(copies, 'checkpoint')} of {format_bytes(each)} "

@@ -77,8 +77,15 @@ class Checkpoints:
                 raise engine.not_saved(self.folder, error) from error
 
     def steps(self) -> list[int]:
-        """The steps that are there, oldest first; whether they verify is seen at a restore."""
-        return folders.steps_in(self.folder)
+        """The steps that are there, oldest first; whether they verify is seen at a restore.
+
+        Raises:
+          StorageError: the folder cannot be listed.
+        """
+        try:
+            return folders.steps_in(self.folder)
+        except OSError as error:
+            raise StorageError(f"{self.folder}: cannot be listed: {error.strerror}") from error
 
     def save(self, step: int, state: TrainState, meta: dict[str, Any] | None = None) -> None:
         """Starts saving; returns as soon as `state` may be donated.
@@ -112,7 +119,8 @@ class Checkpoints:
             written = files.entries(folder, manifest.payload(folder))
             manifest.write(folder, Manifest(step, table, written, _facts(snapshot), run))
             folders.publish(self.folder, step)
-            self._delete_old()
+            with suppress(StorageError):  # this one counts; the others go after the next
+                self._delete_old()
 
         self._writer.start(step, snapshot, complete if _is_first() else lambda folder: None)
         self._current = step
@@ -187,7 +195,7 @@ class Checkpoints:
 
     def _nothing_to_trust(self, damaged: Mapping[int, str]) -> StorageError:
         lines = [*damaged.values(), f"{self.folder}: no checkpoint that can be trusted"]
-        if damaged and not any(manifest.is_there(self.folder / str(s)) for s in damaged):
+        if any(manifest.can_be_given_one(self.folder / str(step)) for step in damaged):
             lines.append(
                 "checkpoints of versions before manifests can be taken over: python -m "
                 "jaxdp.checkpoint adopt RUN"
@@ -224,7 +232,8 @@ class Checkpoints:
         found = {}
         for step in steps:
             try:
-                verified(self.folder / str(step))
+                with suppress(StorageError):  # a later version wrote it
+                    verified(self.folder / str(step))
             except DamageError as damage:
                 found[step] = f"checkpoint {step} is damaged: {damage}"
         return found

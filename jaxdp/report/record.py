@@ -128,6 +128,13 @@ def write_failure(
     write_report(out, reporter)
 
 
+def complete_report(out: Path, reporter: Reporter) -> None:
+    """Writes the report of a complete run that was killed between its summary and its report."""
+    summary, report = out / "summary.json", out / "report.html"
+    if not report.exists() or report.stat().st_mtime_ns < summary.stat().st_mtime_ns:
+        write_report(out, reporter)
+
+
 def write_report(out: Path, reporter: Reporter) -> None:
     """Writes report.html, or one warning: nothing here may turn a good run into a failed one."""
     try:

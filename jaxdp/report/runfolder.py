@@ -8,6 +8,7 @@ import math
 import os
 import platform
 import sys
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 import jax
 
 from jaxdp import peers
+from jaxdp.checkpoints.folders import steps_in
 from jaxdp.errors import StorageError, UserError
 from jaxdp.types import Device
 
+_MADE = ("metrics.jsonl", "summary.json", "environment.json", "report.html")  # besides config.yaml
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
 
@@ -34,6 +37,15 @@ def check_run_folder(out: Path, resume: bool | str) -> bool:
     Raises:
       UserError: the folder and `resume` do not fit.
     """
+    try:
+        return _goes_on(out, resume)
+    except OSError as error:  # a folder that this user may not enter, a name that is too long
+        raise UserError(
+            f"out: {out} cannot be used: {error.strerror}; choose another folder with --out"
+        ) from error
+
+
+def _goes_on(out: Path, resume: bool | str) -> bool:
     if out.exists() and not out.is_dir():
         raise UserError(f"out: {out} is a file; expected a folder for the run")
     folder = out / "checkpoints"
@@ -42,13 +54,18 @@ def check_run_folder(out: Path, resume: bool | str) -> bool:
             f"out: {folder} is a symbolic link, and nothing is deleted through one; give a folder "
             "on that disk with --out"
         )
-    # a save that was killed leaves a folder with another name
-    saved = folder.is_dir() and any(path.name.isdigit() for path in folder.iterdir())
+    saved = bool(steps_in(folder))
     holds_run = (out / "config.yaml").exists()
     if saved and not holds_run:
         raise UserError(
             f"out: {out} holds checkpoints and no config.yaml; put it back, or choose another "
             "folder with --out"
+        )
+    foreign = next((name for name in _MADE if (out / name).exists()), None)
+    if foreign and not holds_run and not read_summary(out):  # ours, if it failed before step 1
+        raise UserError(
+            f"out: {out} holds {foreign} and no config.yaml: another program's, which a run would "
+            "overwrite; choose another folder with --out"
         )
     if holds_run and not resume:
         raise UserError(
@@ -96,7 +113,8 @@ def write_atomically(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that turned read-only refuses even what is not there
+            partial.unlink()
         raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
 
 

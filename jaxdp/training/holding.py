@@ -1,6 +1,6 @@
 """Holding a run folder: made, locked, and given back."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -50,9 +50,14 @@ def held_folder(
         check_shared(out)
         yield taken[0] if taken else None
     finally:
-        for lease in taken:
+        for lease in taken:  # who never held the lock leaves what may be another run's
+            ours = [] if lease.lost else made
+            _remove_empty(path for path in ours if path.parent == out)
             lease.give_back()
-        if peers.is_first() and not any(lease.lost for lease in taken):
-            for path in made:
-                with suppress(OSError):  # the ones that hold something
-                    path.rmdir()
+            _remove_empty(path for path in ours if path.parent != out)
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    for path in folders:
+        with suppress(OSError):  # it holds something
+            path.rmdir()

@@ -15,7 +15,7 @@ from jaxdp.guard import Guard
 from jaxdp.mesh import use_devices
 from jaxdp.report.board import check_tensorboard
 from jaxdp.report.progress import Reporter, SilentReporter
-from jaxdp.report.record import Stopwatch, write_failure, write_report
+from jaxdp.report.record import Stopwatch, complete_report, write_failure, write_report
 from jaxdp.report.runfolder import check_run_folder, write_json
 from jaxdp.runtime.phases import END
 from jaxdp.runtime.watch import Watch
@@ -87,6 +87,8 @@ def run_training(
         summary = peers.from_first(lambda: complete(out, step, config.steps))
         if summary is not None:
             reporter.line(f"nothing to do: the run in {out} is complete")
+            if lease is not None:
+                complete_report(out, reporter)
             return summary
         saver.check_room(config)
         for line in [*changes, *introduction(config, job, state, choice)]:

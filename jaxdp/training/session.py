@@ -21,7 +21,7 @@ from jaxdp.report.progress import Reporter
 from jaxdp.report.record import Stopwatch, close_stretch_before, run_facts
 from jaxdp.report.runfolder import environment, write_atomically, write_json
 from jaxdp.report.runlog import RunLog
-from jaxdp.runtime.phases import EVALUATION, START
+from jaxdp.runtime.phases import EVALUATION, SAVE, START
 from jaxdp.runtime.stragglers import Stragglers
 from jaxdp.runtime.watch import Watch
 from jaxdp.state import TrainState
@@ -93,7 +93,7 @@ class Session:
                 self.watch.enter(EVALUATION, first)
                 means = job.evaluate(state, on_batch=self.watch.beat)
                 return FitResult(state, first, evaluation=means)
-            return fit(
+            result = fit(
                 job.step,
                 state,
                 job.loader,
@@ -108,6 +108,8 @@ class Session:
                 stragglers=Every(config.log.every, Stragglers(self.reporter.line).compare),
                 watch=self.watch,
             )
+            self._complete_save(result)
+            return result
         finally:
             self.log.close()
             self.reporter.close()
@@ -158,10 +160,26 @@ class Session:
             undisturbed = self.saver.save(step, state, meta, whole=whole)
             saved = time.perf_counter()
             if self._interval.measuring and undisturbed and not whole:
-                self.checkpoints.wait()
+                try:
+                    self.checkpoints.wait()
+                except StorageError as error:
+                    self._warn([f"{error}; trying again"])
+                    self.saver.save(step, state, meta, whole=True)
+                    return
                 written = time.perf_counter()
                 steps = self._interval.measured(saved - started, written - started, self.log.step_s)
                 self._saving.steps = steps or self._saving.steps
+
+    def _complete_save(self, result: FitResult) -> None:
+        """Stopped right after a save, a run has it still being written, and may have to redo it."""
+        if result.step == self.config.steps:  # waited for
+            return
+        self.watch.enter(SAVE, result.step)
+        try:
+            self.checkpoints.wait()
+        except StorageError as error:
+            self._warn([f"{error}; trying again"])
+            self._save(result.step, result.state)
 
     def _restore(self, at_most: int | None, like: TrainState) -> TrainState | None:
         self.watch.enter(START, at_most or 0)

@@ -1,5 +1,6 @@
 """`python -m jaxdp.checkpoint`: what it says of checkpoints, its codes, its one-line mistakes."""
 
+import shutil
 import subprocess
 import sys
 
@@ -69,6 +70,56 @@ def test_thorough_sees_values_that_are_not_those_saved(saved, program, tmp_path)
     code, [line], _ = program("verify", tmp_path / "c", "newest", "--thorough")
     assert code == 3
     assert line == "step 3: damaged: params/w came back with other values than were saved"
+
+
+def test_a_step_of_a_later_version_hides_no_other(saved, program, tmp_path, monkeypatch):
+    held = manifest.read(tmp_path / "c" / "1")
+    with monkeypatch.context() as later:
+        later.setattr(manifest, "SCHEMA", manifest.SCHEMA + 1)
+        manifest.write(tmp_path / "c" / "1", held)
+    code, lines, _ = program("verify", tmp_path / "c")
+    assert code == 5
+    assert lines[0].startswith("step 1: not verified: ")
+    assert lines[0].endswith("use the version that wrote it")
+    assert [line.split(",")[0] for line in lines[1:]] == ["step 2: verified", "step 3: verified"]
+    assert program("list", tmp_path / "c")[0] == 0
+
+
+def test_a_step_that_a_run_deletes_meanwhile_is_not_damaged(saved, program, tmp_path, monkeypatch):
+    real = manifest.read
+
+    def deleted(folder):
+        if folder.name == "1":
+            shutil.rmtree(folder)
+        return real(folder)
+
+    monkeypatch.setattr(manifest, "read", deleted)
+    code, [first, *_], _ = program("verify", tmp_path / "c")
+    assert (code, first) == (0, "step 1: deleted meanwhile")
+
+
+def test_rotten_values_are_not_shown(saved, program, tmp_path):
+    flip(largest(tmp_path / "c" / "2"))
+    for words in (["show", tmp_path / "c", 2, "--norms"], ["diff", tmp_path / "c", 2, 2],
+                  ["diff", tmp_path / "c", 2, 3]):  # fmt: skip
+        code, out, [line] = program(*words)
+        assert (code, out) == (5, []), words
+        assert line.startswith("checkpoint 2 is damaged: ")
+
+
+def test_adopt_writes_through_no_symbolic_link(saved, program, tmp_path):
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "2").symlink_to(tmp_path / "c" / "2")
+    before = (tmp_path / "c" / "2" / manifest.NAME).read_bytes()
+    for words in (["adopt", tmp_path / "d"], ["adopt", tmp_path / "d", 2]):
+        assert program(*words)[0] == 2, words
+    assert (tmp_path / "c" / "2" / manifest.NAME).read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_entered_is_one_line(saved, program, tmp_path):
+    code, _, [line] = program("list", tmp_path / ("n" * 300))
+    assert code == 5
+    assert line.endswith(": File name too long")
 
 
 def test_show(saved, program, tmp_path):

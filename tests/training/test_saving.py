@@ -11,12 +11,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxdp import checkpoint, load_config, run_training
-from jaxdp.checkpoints import space
+from jaxdp.checkpoints import folders, space
 from jaxdp.config import Config
 from jaxdp.errors import StorageError, UserError
 from jaxdp.report.progress import SilentReporter
 from jaxdp.runtime.lease import NAME
-from jaxdp.training import saving
+from jaxdp.training import holding, saving
 from jaxdp.training.saving import Interval, SaveEvery, Saver, first_interval
 
 HERE = Path(__file__).parent
@@ -159,6 +159,69 @@ def test_auto_keeps_the_bits(tmp_path):
     assert sum(line.startswith("saving every") for line in reporter.lines) == 1
     # failing all the time, it saves as often as the disk can take
     assert sorted(os.listdir(tmp_path / "b" / "checkpoints"))[-1] == "24"
+
+
+@pytest.mark.parametrize("every", [2, "auto"])
+def test_a_save_that_fails_once_is_made_up_for(tmp_path, monkeypatch, every):
+    """Also where the run is stopped right after it, and where its cost was to be measured."""
+    monkeypatch.setattr(saving, "_FIRST_AUTO", 2)
+    real, failures, reporter = folders.publish, [4], Lines()
+
+    def publish(folder, step):
+        if step in failures:
+            failures.remove(step)
+            raise OSError(28, "No space left on device")
+        real(folder, step)
+
+    monkeypatch.setattr(folders, "publish", publish)
+    asked = []
+
+    def stop():
+        asked.append(1)
+        return len(asked) == 5  # before step 5
+
+    summary = run(tmp_path / "a", reporter, stop, checkpoint__every=every)
+    assert (summary["stopped"], summary["steps"], failures) == (True, 4, [])
+    assert "4" in os.listdir(tmp_path / "a" / "checkpoints")
+    told = [line for line in reporter.lines if "trying again" in line]
+    assert len(told) == 1
+    assert "No space left on device" in told[0]
+
+
+def test_killed_before_its_report_a_complete_run_gets_it(tmp_path):
+    run(tmp_path / "a", steps=1)
+    report = tmp_path / "a" / "report.html"
+    written = report.read_text()
+    report.rename(report.with_name("report.html.partial"))
+    reporter = Lines()
+    run(tmp_path / "a", reporter, steps=1, resume="auto")
+    assert reporter.lines[-1].startswith("nothing to do: ")
+    assert report.read_text() == written
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_files_of_another_program_are_not_overwritten(tmp_path):
+    for name in ("metrics.jsonl", "summary.json"):
+        out = tmp_path / name.replace(".", "-")
+        out.mkdir()
+        (out / name).write_text('{"step": 3}\n')
+        with pytest.raises(UserError, match=f"holds {name} and no config.yaml: another program's"):
+            run(out, resume="auto")
+        assert os.listdir(out) == [name]
+    (tmp_path / "a" / "checkpoints" / "007").mkdir(parents=True)  # no step of ours
+    run(tmp_path / "a", resume="auto", steps=1)
+    with pytest.raises(UserError, match="cannot be used: File name too long"):
+        run(tmp_path / ("n" * 300))
+
+
+def test_who_is_refused_the_lock_removes_nothing(tmp_path, monkeypatch):
+    def refused(path, tell):
+        raise UserError("held")
+
+    monkeypatch.setattr(holding, "Lease", refused)
+    with pytest.raises(UserError, match="held"):
+        run(tmp_path / "a")
+    assert (tmp_path / "a" / "checkpoints").is_dir()
 
 
 def test_c9_the_best_is_kept_by_the_held_out_metric(tmp_path):
