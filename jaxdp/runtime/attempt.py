@@ -1,10 +1,11 @@
 """One attempt: all ranks of this host are started, watched, and gone when it returns."""
 
+import contextlib
 import math
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from jaxdp.runtime.failing import (
     asked_to_end,
     first_failure,
     is_failure,
+    not_started,
     outcome,
     tell,
 )
@@ -29,6 +31,7 @@ _TICK_S = 0.02
 _LOOK_S = 0.2  # between two readings of the heartbeats
 _PEERS_S = 0.4  # for ranks that lost a peer, to say so
 _STACKS_S = 0.7  # for stacks to be written
+_SPARE = 8  # open files
 
 
 class Job(NamedTuple):
@@ -102,16 +105,19 @@ class _Run:
         for rank in self._world.ranks:
             if self._requests.number is not None:
                 return
-            given = environment(os.environ, self._world, rank, self._job.mark)
             try:
-                child = self._crew.start(rank, self._job.command, given)
-            except OSError as error:  # no more processes, no memory
-                line = f"rank {rank} cannot be started: {error.strerror}"
-                self._told = Told(rank, Exit.PEER, line, "", None, None)
+                with _spare_descriptors():  # clearing up needs some
+                    self._start(rank)
+            except (OSError, RuntimeError) as error:  # no more processes, threads, files, no memory
+                self._told = not_started(rank, error)
                 self._kill_at = 0.0
                 return
-            path = self._world.control / f"rank-{rank}.log" if self._job.log_files else None
-            self._printed[rank] = RankOutput(self._output, rank, child.process, path)
+
+    def _start(self, rank: int) -> None:
+        given = environment(os.environ, self._world, rank, self._job.mark)
+        child = self._crew.start(rank, self._job.command, given)
+        path = self._world.control / f"rank-{rank}.log" if self._job.log_files else None
+        self._printed[rank] = RankOutput(self._output, rank, child.process, path)
 
     def over(self) -> bool:
         """Looks at everything once; True when every rank has ended, or was killed."""
@@ -137,7 +143,7 @@ class _Run:
             printed.finish()
         deaths = list(self._deaths.values())
         told = self._told or self._first_told(deaths)
-        code = outcome(deaths, told, self._requests.number)
+        code = outcome(deaths, told, self._requests.number, self._world.local)
         if told is not None and told.code != code:  # of a job that was asked to end
             told = None
         return Ending(code, told, self._watcher.farthest, self._watcher.beats)
@@ -232,6 +238,15 @@ class _Run:
         while time.monotonic() < deadline and not all(map(_is_written, files)):
             time.sleep(_TICK_S)
         time.sleep(_TICK_S)
+
+
+@contextlib.contextmanager
+def _spare_descriptors() -> Iterator[None]:
+    """Keeps open files in reserve inside the block: one that takes the last leaves these behind."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(_SPARE):
+            stack.enter_context(open(os.devnull))
+        yield
 
 
 def _is_written(path: Path) -> bool:

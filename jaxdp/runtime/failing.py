@@ -1,5 +1,6 @@
 """How an attempt ended: which failure was the first, in words, and the exit code it comes to."""
 
+import errno
 import signal
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -9,6 +10,11 @@ from jaxdp.runtime.control import Failure
 from jaxdp.runtime.requests import REQUESTS
 
 _TAIL = 40  # lines of an error stream without a traceback in it
+_LIMITS = {
+    errno.EAGAIN: "processes or threads (ulimit -u, or the pids limit of the container)",
+    errno.EMFILE: "open files (ulimit -n)",
+    errno.ENFILE: "open files on this machine (sysctl fs.file-max)",
+}
 
 
 class Death(NamedTuple):
@@ -104,6 +110,25 @@ def tell(
     return Told(death.rank, code, line, written.traceback.rstrip("\n"), *place)
 
 
+def not_started(rank: int, error: OSError | RuntimeError) -> Told:
+    """A rank whose process, or the threads that read its lines, could not be had.
+
+    A limit that stands in the way now does so again: the user has to raise it.  Another reason,
+    such as no memory, may pass.
+    """
+    # a thread that cannot be started is a RuntimeError, which does not say why
+    number = error.errno if isinstance(error, OSError) else errno.EAGAIN
+    limit = _LIMITS.get(number or 0)
+    if limit is None:
+        why = getattr(error, "strerror", None) or str(error)
+        return Told(rank, Exit.PEER, f"rank {rank} cannot be started: {why}", "", None, None)
+    line = (
+        f"rank {rank} cannot be started: too many {limit}; raise the limit, or start fewer with "
+        "--nproc-per-node"
+    )
+    return Told(rank, Exit.USER, line, "", None, None)
+
+
 def _last_words(tail: str) -> str:
     """Of the end of an error stream, the traceback and what follows, or the last lines."""
     _, mark, traceback = tail.partition("Traceback (most recent call last):")
@@ -134,18 +159,20 @@ def _where(phase: str | None, step: int | None) -> str:
     return f" in phase {phase}" + (f" at step {step}" if step is not None else "")
 
 
-def outcome(deaths: Sequence[Death], told: Told | None, request: int | None) -> int:
+def outcome(deaths: Sequence[Death], told: Told | None, request: int | None, ranks: int) -> int:
     """The exit code of an attempt.
 
     Args:
-      deaths: the ends of all ranks of this host.
+      deaths: the ends of the ranks of this host that were started.
       told: the first failure, or who was stuck.
       request: the signal that asked the job to end.
+      ranks: how many this host was to start; the job is done when all of them are.
     """
     if told is not None and (request is None or told.code != Exit.PEER):
         return told.code
     if any(death.code == Exit.SAVED for death in deaths):
         return Exit.SAVED
-    if request is not None and any(death.code != Exit.DONE for death in deaths):
+    done = sum(death.code == Exit.DONE for death in deaths)
+    if request is not None and done < ranks:
         return 128 + request
     return Exit.DONE

@@ -3,17 +3,15 @@
 import argparse
 import math
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any, NoReturn
 
 from jaxdp.errors import UserError
 from jaxdp.runtime.children import check_count, cores
+from jaxdp.runtime.modules import check_module
 from jaxdp.runtime.phases import COMPILE, END, EVALUATION, SAVE, START, STEP
 
 PROG = "python -m jaxdp.launch"
@@ -26,11 +24,6 @@ _DEADLINES = {
     SAVE: (1800, "a save"),
     END: (300, "the report, and leaving together"),
 }
-_NOT_HERE = {
-    "jaxdp.compare": "it starts its processes itself: python -m jaxdp.compare --nproc-per-node N",
-    "jaxdp.check": "it is one process, with as many emulated devices as the configuration has",
-    "jaxdp.launch": "that is this program",
-}
 _EPILOG = """\
 Everything after -m is the program and its arguments, as `python -m` takes them.  Each process
 gets JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID; to jaxdp.train, --resume auto
@@ -42,7 +35,8 @@ failed first is told.
 
 Exit codes: 0 done, 1 a rank failed, 2 a mistake in the command or the configuration, 3 wrong
 results, 4 numerics, 5 storage, 6 a rank was lost or stuck, 75 saved on request (run it again),
-128+n ended by signal n.  1, 6 and ranks that were killed are restarted; the others are not.
+128+n ended by signal n.  0, 2, 3, 4, 5 and 75 end the job, and so does a request to one rank: one
+that ends by SIGTERM, SIGINT or SIGHUP, or with 128+n of these.  Every other code is restarted.
 """
 
 
@@ -92,7 +86,7 @@ def parse_options(argv: Sequence[str]) -> LaunchOptions:
     if not program:
         raise UserError(f"no program: expected -m MODULE at the end, see {PROG} --help")
     _check(args)
-    _check_module(program[0])
+    check_module(program[0])
     return LaunchOptions(
         module=program[0],
         arguments=tuple(program[1:]),
@@ -229,6 +223,9 @@ def _check(args: argparse.Namespace) -> None:
         f"--min-nproc: {args.min_nproc}; expected 1 to {args.nproc_per_node}": (
             args.min_nproc is not None and not 1 <= args.min_nproc <= args.nproc_per_node
         ),
+        "--coordinator-bind: only with --coordinator; give its HOST:PORT too, or leave this out": (
+            args.coordinator_bind is not None and args.coordinator is None
+        ),
         "--min-nproc: only on one host; leave --nnodes out": several and args.min_nproc is not None,
     }
     lines = [line for line, broken in rules.items() if broken]
@@ -265,30 +262,3 @@ def _log_dir_fault(log_dir: str | None) -> str | None:
         if path.exists():
             return f"is no folder: {path} is a file" if path != Path(log_dir) else "is a file"
     return None
-
-
-def _check_module(name: str) -> None:
-    """Looks for a module without importing it, nor its packages: they might import JAX."""
-    if name.endswith(".py") or "/" in name:
-        raise UserError(f"-m {name}: a file; expected the name of a module, without .py")
-    if name in _NOT_HERE:
-        raise UserError(f"-m {name}: {_NOT_HERE[name]}")
-    parts, paths = name.split("."), None
-    for i in range(len(parts)):
-        spec = _find(".".join(parts[: i + 1]), paths)
-        if spec is None:
-            close = get_close_matches(parts[i], [m.name for m in iter_modules(paths)], n=1)
-            hint = f"; did you mean {'.'.join([*parts[:i], close[0]])}?" if close else ""
-            raise UserError(f"-m {name}: no such module{hint}")
-        paths = spec.submodule_search_locations
-        if paths is None and i < len(parts) - 1:
-            package = ".".join(parts[: i + 1])
-            raise UserError(f"-m {name}: no such module: {package} is no package")
-    if paths is not None and _find(f"{name}.__main__", paths) is None:
-        raise UserError(f"-m {name}: a package without __main__; expected a module in it")
-
-
-def _find(name: str, paths: Any) -> ModuleSpec | None:
-    """Like importlib's find_spec, which would import the packages above."""
-    found = (finder.find_spec(name, paths) for finder in sys.meta_path)
-    return next((spec for spec in found if spec is not None), None)

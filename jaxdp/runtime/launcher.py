@@ -1,21 +1,21 @@
 """The launcher of one host: attempts, one after the other, until the job is done or given up."""
 
 import contextlib
+import ipaddress
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from jaxdp.errors import Exit, UserError
+from jaxdp.errors import Exit
 from jaxdp.runtime.attempt import Ending, Job, run_attempt
 from jaxdp.runtime.children import Janitor, World, cores, free_port, hired_janitor, shares
+from jaxdp.runtime.folders import Folders, attempt_folders
 from jaxdp.runtime.launch_options import LaunchOptions
 from jaxdp.runtime.output import Output
 from jaxdp.runtime.phases import EVALUATION, SAVE, STEP
-from jaxdp.runtime.place import LOCAL_DEVICES
+from jaxdp.runtime.place import chooses_devices, visible_devices
 from jaxdp.runtime.requests import Requests, noted_requests
 from jaxdp.runtime.restarting import Decision, End, History, Rules, decide
 from jaxdp.wording import counted
@@ -23,7 +23,6 @@ from jaxdp.wording import counted
 TRAINER = "jaxdp.train"
 _LOOPBACK = "127.0.0.1"
 _ACCELERATORS = ("nvidiactl", "kfd", "accel0", "vfio")  # in /dev: GPUs of two makers, TPUs
-_CHOSEN = {"CUDA_VISIBLE_DEVICES", "JAX_CUDA_VISIBLE_DEVICES", LOCAL_DEVICES}
 
 
 def launch(options: LaunchOptions) -> int:
@@ -37,18 +36,44 @@ def launch(options: LaunchOptions) -> int:
     """
     with noted_requests() as requests, _output() as output, hired_janitor() as hired:
         mark, janitor = hired
-        if options.nnodes > 1 and options.node_rank == 0:
-            output.say(
-                f"launch: the coordinator {options.coordinator} asks for no password: let nobody "
-                "but the job's hosts reach this port"
-            )
-        with _folder(options.log_dir, janitor) as folder:
-            return _attempts(options, folder, mark, output, requests, janitor)
+        if line := _warning(options):
+            output.say(f"launch: {line}")
+        with attempt_folders(options.log_dir, janitor, output.say) as folders:
+            return _attempts(options, folders, mark, output, requests, janitor)
+
+
+def _warning(options: LaunchOptions) -> str | None:
+    """What is to be known of the coordinator of several hosts."""
+    if options.nnodes == 1 or options.coordinator is None:
+        return None
+    if is_loopback_form(options.coordinator):
+        return (
+            f"warning: the coordinator {options.coordinator} is each host itself: launchers on "
+            "other hosts cannot reach it; give an address of host 0 that all of them reach"
+        )
+    if options.node_rank == 0:
+        return (
+            f"the coordinator {options.coordinator} asks for no password: let nobody but the job's "
+            "hosts reach this port"
+        )
+    return None
+
+
+def is_loopback_form(address: str) -> bool:
+    """Whether HOST:PORT names its own host, wherever it is read; asks no name server.
+
+    >>> is_loopback_form("[::1]:80"), is_loopback_form("localhost:80"), is_loopback_form("n1:80")
+    (True, True, False)
+    """
+    host = address.rpartition(":")[0].strip("[]")
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host.lower() == "localhost"
 
 
 def _attempts(
     options: LaunchOptions,
-    folder: Path,
+    folders: Folders,
     mark: str,
     output: Output,
     requests: Requests,
@@ -59,13 +84,13 @@ def _attempts(
     beats = options.module == TRAINER
     attempt = 0
     while True:
-        control = _attempt_folder(folder)
-        job = _job(options, attempt, beats, mark)
+        control, kept = folders.of_attempt(attempt)
+        job = _job(options, attempt, beats, mark, kept)
         ending = run_attempt(
             job, _world(options, history.nproc, control, attempt), output, requests, janitor
         )
         beats = ending.beats
-        _tell(output, ending, control if options.log_dir else None)
+        _tell(output, ending, control if kept else None)
         if requests.number is not None or ending.code in (Exit.DONE, Exit.SAVED):
             return ending.code
         decision = decide(rules, history, _end(ending))
@@ -115,12 +140,11 @@ def _wait(seconds: float, requests: Requests) -> None:
         time.sleep(0.02)
 
 
-def _job(options: LaunchOptions, attempt: int, beats: bool, mark: str) -> Job:
+def _job(options: LaunchOptions, attempt: int, beats: bool, mark: str, logs: bool) -> Job:
     arguments = options.arguments
     if options.module == TRAINER:
         arguments = resuming(arguments, attempt)
     command = [sys.executable, "-m", options.module, *arguments]
-    logs = options.log_dir is not None
     deadlines = options.deadlines
     if options.nnodes > 1:
         deadlines = deadlines_of_several_hosts(deadlines)
@@ -176,10 +200,25 @@ def _cores(pin: str, nproc: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _devices(nproc: int) -> tuple[tuple[int, ...], ...]:
-    """Each process's share of NVIDIA's GPUs, all of which JAX would take in each, unless chosen."""
-    if nproc == 1 or _CHOSEN & os.environ.keys() or _computes_on_cpu():
+    if nproc == 1 or _computes_on_cpu():
         return ()
-    return shares(range(len(list(Path("/dev").glob("nvidia[0-9]*")))), nproc)
+    return device_shares(os.environ, len(list(Path("/dev").glob("nvidia[0-9]*"))), nproc)
+
+
+def device_shares(
+    environ: Mapping[str, str], present: int, nproc: int
+) -> tuple[tuple[int, ...], ...]:
+    """Each process's share of the GPUs, all of which JAX would take in each, unless chosen.
+
+    JAX counts those that it may see: `present`, NVIDIA's of this host, or as many as are listed.
+
+    >>> device_shares({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, 8, 2)
+    ((0, 1), (2, 3))
+    """
+    if chooses_devices(environ):
+        return ()
+    visible = visible_devices(environ)
+    return shares(range(present if visible is None else len(visible)), nproc)
 
 
 def _computes_on_cpu() -> bool:
@@ -195,36 +234,3 @@ def _output() -> Iterator[Output]:
         yield output
     finally:
         output.close()
-
-
-@contextlib.contextmanager
-def _folder(log_dir: str | None, janitor: Janitor) -> Iterator[Path]:
-    """The folder of all attempts: the user's, or a temporary one that is removed."""
-    if log_dir is not None:
-        yield Path(log_dir)
-        return
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="jaxdp-launch-"))
-    except OSError as error:
-        raise UserError(
-            f"{tempfile.gettempdir()}: no temporary folder can be made: {error.strerror}; set "
-            "TMPDIR, or give --log-dir"
-        ) from None
-    janitor.note("folder", folder)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _attempt_folder(folder: Path) -> Path:
-    """A new folder `attempt-K`: of earlier launches with the same --log-dir, none is touched."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        numbers = [path.name.removeprefix("attempt-") for path in folder.glob("attempt-*")]
-        last = max((int(number) for number in numbers if number.isdigit()), default=-1)
-        found = folder / f"attempt-{last + 1}"
-        found.mkdir()
-    except OSError as error:
-        raise UserError(f"--log-dir: {folder} cannot be used: {error.strerror}") from None
-    return found.resolve()

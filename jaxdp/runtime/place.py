@@ -27,6 +27,7 @@ ATTEMPT = "JAXDP_ATTEMPT"
 CORES = "JAXDP_CORES"
 TIMEOUT = "JAXDP_JOIN_TIMEOUT"
 LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
+_CHOICES = (LOCAL_DEVICES, "JAX_CUDA_VISIBLE_DEVICES", "JAX_ROCM_VISIBLE_DEVICES")
 
 _PLAIN = (ADDRESS, COUNT, ID)
 _POD = "JOB_COMPLETION_INDEX"
@@ -235,10 +236,24 @@ def _device(environ: Mapping[str, str], claim: _Claim) -> int | None:
     Not where the user chose devices, where there is one process per host, and where a process sees
     its own alone, then called 0: Slurm with --gpus-per-task.
     """
-    visible = environ.get("CUDA_VISIBLE_DEVICES", environ.get("ROCR_VISIBLE_DEVICES"))
-    sees_all = visible is None or "," in visible
-    chosen = bool(environ.get(LOCAL_DEVICES))
+    visible = visible_devices(environ)
+    sees_all = visible is None or len(visible) > 1
+    chosen = chooses_devices(environ)
     return claim.local_rank if claim.shares_host and sees_all and not chosen else None
+
+
+def visible_devices(environ: Mapping[str, str]) -> list[str] | None:
+    """The GPUs that a process may see, as a scheduler lists them; None: all of its host.
+
+    JAX_LOCAL_DEVICE_IDS counts these, from 0.
+    """
+    text = environ.get("CUDA_VISIBLE_DEVICES", environ.get("ROCR_VISIBLE_DEVICES"))
+    return None if text is None else [name for name in text.split(",") if name.strip()]
+
+
+def chooses_devices(environ: Mapping[str, str]) -> bool:
+    """Whether the user chose among the devices that JAX may see."""
+    return any(environ.get(name) for name in _CHOICES)
 
 
 def _cores(environ: Mapping[str, str]) -> tuple[int, ...]:

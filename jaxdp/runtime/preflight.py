@@ -73,13 +73,13 @@ def check_place(place: Place, tell: Callable[[str], None]) -> Endpoint:
     return endpoint
 
 
-def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `[IPv6]:port`.
+def split_address(address: str, name: str = ADDRESS) -> tuple[str, int]:
+    """Host and port of `host:port` or `[IPv6]:port`, given by the variable `name`.
 
     Raises:
       UserError: it has another form.
     """
-    form = f"{ADDRESS}={address}: expected HOST:PORT, as in node1:29500 or [fd00::1]:29500"
+    form = f"{name}={address}: expected HOST:PORT, as in node1:29500 or [fd00::1]:29500"
     host, colon, port = address.strip().rpartition(":")
     if not colon:
         raise UserError(f"{form}; the port is missing")
@@ -90,8 +90,8 @@ def split_address(address: str) -> tuple[str, int]:
     if not (port.isascii() and port.isdigit()):
         raise UserError(f"{form}; the port is not a number")
     if not 1 <= int(port) <= 65535:
-        raise UserError(f"{ADDRESS}={address}: port {port}; expected 1 to 65535")
-    if host in ("0.0.0.0", "::"):
+        raise UserError(f"{name}={address}: port {port}; expected 1 to 65535")
+    if name == ADDRESS and host in ("0.0.0.0", "::"):
         raise UserError(
             f"{ADDRESS}={address}: stands for all addresses of a host; expected the one at which "
             f"the others reach rank 0 (what it listens on is set with {BIND})"
@@ -112,8 +112,8 @@ def _address_of(place: Place, host: str, port: int, tell: Callable[[str], None])
             time.sleep(_NAME_RETRY_S)
 
 
-def resolve(host: str, port: int, within_s: float = RESOLVE_S) -> str:
-    """The address that a name stands for, an IPv4 one if there is one.
+def resolve(host: str, port: int, within_s: float = RESOLVE_S, name: str = ADDRESS) -> str:
+    """The address that a host stands for, an IPv4 one if there is one; the variable `name` gave it.
 
     Raises:
       UserError: there is none, or nobody answered in time.
@@ -137,7 +137,7 @@ def resolve(host: str, port: int, within_s: float = RESOLVE_S) -> str:
         return found[0]
     why = failed[0] if failed else f"no answer within {within_s:g} s"
     raise UserError(
-        f"{ADDRESS}: host {host!r} cannot be resolved: {why}; expected the name or address of the "
+        f"{name}: host {host!r} cannot be resolved: {why}; expected the name or address of the "
         "host of rank 0"
     )
 
@@ -183,17 +183,18 @@ def listen(place: Place, endpoint: Endpoint) -> socket.socket:
             if error.errno == errno.EADDRINUSE and time.monotonic() < deadline:
                 time.sleep(0.1)
                 continue
-            raise _cannot_listen(ip, endpoint.port, error) from error
+            raise _cannot_listen(place, ip, endpoint.port, error) from error
 
 
 def _bind_host(text: str) -> str:
     """The host of JAXDP_COORDINATOR_BIND, with or without a port."""
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(text.strip("[]")))
-    return split_address(text)[0] if ":" in text else resolve(text, 0)
+    host = split_address(text, BIND)[0] if ":" in text else text
+    return resolve(host, 0, name=BIND)
 
 
-def _cannot_listen(ip: str, port: int, error: OSError) -> UserError:
+def _cannot_listen(place: Place, ip: str, port: int, error: OSError) -> UserError:
     where = join_address(ip, port)
     if error.errno == errno.EADDRINUSE:
         holder = f" by {name}" if (name := holder_of(port)) else ""
@@ -202,6 +203,11 @@ def _cannot_listen(ip: str, port: int, error: OSError) -> UserError:
             "ranks another port"
         )
     if error.errno == errno.EADDRNOTAVAIL:
+        if place.bind is not None:
+            return UserError(
+                f"{BIND}={place.bind}: rank 0 cannot listen on {where}: expected an address of "
+                f"this host ({socket.gethostname()})"
+            )
         return UserError(
             f"{ADDRESS}: rank 0 cannot listen on {where}, which is no address of this host "
             f"({socket.gethostname()}); start rank 0 there, or set {BIND} to an address of this one"

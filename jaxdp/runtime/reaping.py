@@ -96,14 +96,23 @@ def _stat(pid: int) -> list[str]:
 
 
 def _kill(pid: int, job: Job) -> None:
-    """Kills a process if, held so that its number cannot go to another one, it is still ours."""
-    with contextlib.suppress(OSError):
-        held = os.pidfd_open(pid)
-        try:
+    """Kills a process if it is still ours."""
+    try:
+        _kill_held(pid, job)
+    except (AttributeError, OSError):  # not in this Python, as of conda; refused; or it has gone
+        with contextlib.suppress(OSError):
             if _is_of(pid, job):
-                signal.pidfd_send_signal(held, signal.SIGKILL)
-        finally:
-            os.close(held)
+                os.kill(pid, signal.SIGKILL)
+
+
+def _kill_held(pid: int, job: Job) -> None:
+    """Kills a process of ours, held so that its number cannot go to another one meanwhile."""
+    held = os.pidfd_open(pid)
+    try:
+        if _is_of(pid, job):
+            signal.pidfd_send_signal(held, signal.SIGKILL)
+    finally:
+        os.close(held)
 
 
 def watch_over(lines: Iterable[str]) -> None:

@@ -27,7 +27,7 @@ class Requests:
         if self.number is None:
             self.number = number
             self.reason = reason or signal.Signals(number).name
-        if number == signal.SIGINT:
+        if number == signal.SIGINT and not reason:  # only a received one is a press of Ctrl-C
             self._interrupts += 1
             self.at_once = self._interrupts > 1
 

@@ -260,7 +260,7 @@ def _answer(
     while (now := time.monotonic()) < deadline:
         connection.settimeout(min(_TELL_S, deadline - now))
         try:
-            data = connection.recv(1 << 16)
+            data = _up_to_a_line(connection)
         except TimeoutError:
             tell(
                 f"rank {own.rank}: reported to rank 0, which waits for others "
@@ -279,6 +279,12 @@ def _answer(
                 )
             return content
     raise PeerError("reported to rank 0, and was not answered in time: see what it waits for")
+
+
+def _up_to_a_line(connection: socket.socket) -> bytes:
+    """What has come, to the end of a line at most: what follows the answer is for the lifeline."""
+    seen = connection.recv(1 << 16, socket.MSG_PEEK)
+    return connection.recv(seen.find(b"\n") + 1 or len(seen)) if seen else b""
 
 
 def _accepted(answer: dict[str, Any], connection: socket.socket) -> Roll:

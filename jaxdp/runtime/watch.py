@@ -41,7 +41,9 @@ class Watch:
         if self._handle is not None:
             self._beats += 1
             at = (self._rank, self._pid, self._phase, self._step)
-            os.pwrite(self._handle, Heartbeat(*at, time.monotonic(), self._beats).record(), 0)
+            record = Heartbeat(*at, time.monotonic(), self._beats).record()
+            with contextlib.suppress(OSError):  # a full disk: the training goes on
+                os.pwrite(self._handle, record, 0)
 
     def making_input(self, step: int) -> None:
         """Passes the fault point of the thread that makes batches, before that of a step."""

@@ -1,5 +1,6 @@
 """Processes of a job: what they are told, and that every one of them is found again."""
 
+import errno
 import os
 import signal
 import socket
@@ -105,6 +106,30 @@ def test_members_are_found_by_session_and_by_mark(process):
         assert members(Job("m1", frozenset({process.pid}), before=0.0)) == [other.pid]
         assert end_job(job) == []
         assert {process.wait(10), other.wait(10)} == {-signal.SIGKILL}
+
+
+def refuse(*arguments):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
+@pytest.mark.parametrize("kind", ["missing", "refused"])
+@pytest.mark.parametrize("where", [(os, "pidfd_open"), (signal, "pidfd_send_signal")])
+def test_processes_are_killed_where_they_cannot_be_held(kind, where, monkeypatch):
+    """Not in every Python, nor in every container: what left our session ends all the same."""
+    if kind == "missing":
+        monkeypatch.delattr(*where, raising=False)
+    else:
+        monkeypatch.setattr(*where, refuse, raising=False)
+    marked = os.environ | {reaping.MARK: "m3"}
+    with subprocess.Popen(SLEEP, start_new_session=True, env=marked) as found:
+        deadline = time.monotonic() + 10
+        while not members(Job("m3", frozenset())) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        try:
+            assert end_job(Job("m3", frozenset())) == []
+            assert found.wait(10) == -signal.SIGKILL
+        finally:
+            found.kill()
 
 
 def test_the_janitor_acts_when_its_notes_end(process, tmp_path):

@@ -1,5 +1,6 @@
 """Which failure came first, in which words, and the code it comes to."""
 
+import errno
 import signal
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from jaxdp.runtime.failing import (
     exit_status,
     first_failure,
     is_failure,
+    not_started,
     outcome,
     tell,
 )
@@ -113,4 +115,30 @@ LOST = Told(0, 6, "", "", None, None)
 )
 def test_the_code_of_an_attempt(codes, told, request_, code):
     deaths = [Death(r, c, 0.0, ours=c == -9) for r, c in enumerate(codes)]
-    assert outcome(deaths, told, request_) == code
+    assert outcome(deaths, told, request_, len(codes)) == code
+
+
+@pytest.mark.parametrize("codes", [[], [0], [0, -9]])
+def test_a_job_asked_to_end_before_all_ranks_were_done_is_not_done(codes):
+    deaths = [Death(r, c, 0.0, ours=c == -9) for r, c in enumerate(codes)]
+    assert outcome(deaths, None, signal.SIGTERM, 2) == 143
+
+
+@pytest.mark.parametrize(
+    ("error", "limit"),
+    [
+        (RuntimeError("can't start new thread"), "ulimit -u, or the pids limit"),
+        (BlockingIOError(errno.EAGAIN, "busy"), "ulimit -u, or the pids limit"),
+        (OSError(errno.EMFILE, "Too many open files"), "open files (ulimit -n)"),
+    ],
+)
+def test_a_limit_is_named_and_no_restart_is_tried(error, limit):
+    told = not_started(3, error)
+    assert told.line.startswith("rank 3 cannot be started: too many")
+    assert limit in told.line
+    assert (told.code, told.details) == (2, "")
+
+
+def test_what_may_pass_is_tried_again():
+    told = not_started(3, OSError(errno.ENOMEM, "Cannot allocate memory"))
+    assert told[1:3] == (6, "rank 3 cannot be started: Cannot allocate memory")

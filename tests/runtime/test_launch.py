@@ -165,6 +165,21 @@ def test_p4_with_a_log_folder_nothing_is_lost(launch, tmp_path):
     assert not list((logs / "attempt-0").iterdir())
 
 
+def test_a_restart_goes_on_without_its_log_folder(launch, tmp_path):
+    """Which a file took the place of, as good as a full disk: the workers fail of it too."""
+    logs = tmp_path / "logs"
+    job = launch((*FAST, "--log-dir", logs), 10_000)
+    job.wait_for(2)
+    logs.rename(tmp_path / "gone")
+    logs.write_text("")
+    job.wait_for(4)
+    code, _, err = job.end(signal.SIGTERM)
+    assert code == 75
+    told = f"launch: --log-dir: {logs} cannot be used: File exists; nothing is kept of this attempt"
+    assert err.splitlines().count(told) == 1
+    assert not job.left()
+
+
 @pytest.mark.parametrize(
     ("code", "restarts"), [(1, 1), (6, 1), (7, 1), (2, 0), (3, 0), (4, 0), (5, 0), (75, 0)]
 )
@@ -306,7 +321,7 @@ def test_a_reader_that_left_ends_the_job(launch):
 
 
 def test_two_hosts_have_one_launcher_each(launch, tmp_path):
-    """Here both are this machine; each starts its own ranks, and only host 0 warns."""
+    """Here both are this machine; each starts its own ranks."""
     where = ("--nproc", 2, "--nnodes", 2, "--coordinator", "127.0.0.1:29999", "--node-rank")
     for node in (0, 1):
         (tmp_path / str(node)).mkdir()
@@ -315,8 +330,8 @@ def test_two_hosts_have_one_launcher_each(launch, tmp_path):
     assert (code, code1) == (0, 0)
     assert {line[:3] for line in out.splitlines()} == {"[0]", "[1]"}
     assert {line[:3] for line in out1.splitlines()} == {"[2]", "[3]"}
-    assert err.startswith("launch: the coordinator 127.0.0.1:29999 asks for no password")
-    assert (len(err.splitlines()), err1) == (1, "")
+    assert err.startswith("launch: warning: the coordinator 127.0.0.1:29999 is each host itself")
+    assert (len(err.splitlines()), err1) == (1, err)
 
 
 def test_the_launcher_imports_no_jax():

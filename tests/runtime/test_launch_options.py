@@ -7,7 +7,12 @@ import pytest
 from jaxdp import launch
 from jaxdp.errors import UserError
 from jaxdp.runtime.launch_options import parse_options
-from jaxdp.runtime.launcher import deadlines_of_several_hosts, resuming
+from jaxdp.runtime.launcher import (
+    deadlines_of_several_hosts,
+    device_shares,
+    is_loopback_form,
+    resuming,
+)
 
 RUN = ["-m", "jaxdp.train"]
 TWO = ["--nnodes", "2", "--coordinator", "h:1234", "--node-rank"]
@@ -47,6 +52,7 @@ def test_addresses(address):
         ([*TWO, "0", "--min-nproc", "1", *RUN], "--min-nproc: only on one host"),
         (["--nnodes", "0", *RUN], "--nnodes: 0; expected at least 1"),
         (["--coordinator", "h:99999", *RUN], "--coordinator: h:99999: port 99999 does not exist"),
+        (["--coordinator-bind", "::", *RUN], "--coordinator-bind: only with --coordinator; give"),
         (["--coordinator", "h", *RUN], "--coordinator: h: expected HOST:PORT"),
         (["--coordinator", "::1:80", *RUN], "--coordinator: ::1:80: expected [ADDRESS]:PORT"),
         (["--max-restarts", "-1", *RUN], "--max-restarts: -1; expected 0 or more"),
@@ -76,8 +82,9 @@ def test_help(capsys):
     with pytest.raises(SystemExit):
         parse_options(["--help"])
     text = capsys.readouterr().out
-    for option in ("--nproc-per-node", "--coordinator-bind", "--end-deadline", "75 saved"):
-        assert option in text
+    for words in ("--nproc-per-node", "--coordinator-bind", "--end-deadline", "75 saved"):
+        assert words in text
+    assert "0, 2, 3, 4, 5 and 75 end the job" in text
 
 
 def test_a_module_is_looked_for_without_importing_its_package(tmp_path, monkeypatch):
@@ -88,6 +95,27 @@ def test_a_module_is_looked_for_without_importing_its_package(tmp_path, monkeypa
     monkeypatch.syspath_prepend(tmp_path)
     assert parse_options(["-m", "noisy_package.inner"]).module == "noisy_package.inner"
     assert "noisy_package" not in sys.modules
+
+
+@pytest.mark.parametrize("above", ["a_package", "folders"])
+def test_a_module_below_folders_without_an_init(above, tmp_path, monkeypatch):
+    inner = tmp_path / above / "deeper" / "deepest"
+    inner.mkdir(parents=True)
+    (inner / "train_it.py").write_text("")
+    if above == "a_package":
+        (tmp_path / above / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"{above}.deeper.deepest"
+    assert parse_options(["-m", f"{name}.train_it"]).module == f"{name}.train_it"
+    mistakes = {
+        f"{name}.trainit": f"no such module; did you mean {name}.train_it?",
+        f"{above}.other.train_it": "no such module",
+        name: "a package without __main__; expected a module in it",
+    }
+    for module, told in mistakes.items():
+        with pytest.raises(UserError) as error:
+            parse_options(["-m", module])
+        assert str(error.value) == f"-m {module}: {told}"
 
 
 @pytest.mark.parametrize(
@@ -109,3 +137,36 @@ def test_on_several_hosts_a_step_may_last_as_long_as_anothers_save():
     found = parse_options([*TWO, "1", *times, "--start-deadline=3", *RUN])
     several = deadlines_of_several_hosts(found.deadlines)
     assert [several[phase] for phase in ("step", "save", "evaluation", "start")] == [9, 9, 9, 3]
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, ((0, 1), (2, 3))),  # Slurm's --gres
+        ({"CUDA_VISIBLE_DEVICES": "GPU-5e, GPU-7a,GPU-11"}, ((0,), (1,))),
+        ({"ROCR_VISIBLE_DEVICES": "4,6"}, ((0,), (1,))),
+        ({"CUDA_VISIBLE_DEVICES": "3"}, ()),  # fewer than processes
+        ({"CUDA_VISIBLE_DEVICES": ""}, ()),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "JAX_LOCAL_DEVICE_IDS": "0"}, ()),
+        ({"JAX_CUDA_VISIBLE_DEVICES": "0,1"}, ()),
+    ],
+)
+def test_the_gpus_of_each_process(environ, expected):
+    """As JAX counts them: from 0, among those that it may see."""
+    assert device_shares(environ, 8, 2) == expected
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        ("localhost:1", True),
+        ("127.0.0.2:1", True),
+        ("[::1]:1", True),
+        ("n1:1", False),
+        ("10.0.0.1:1", False),
+        ("[fd00::1]:1", False),
+    ],
+)
+def test_addresses_that_reach_one_host_only(address, loopback):
+    assert is_loopback_form(address) == loopback

@@ -176,6 +176,7 @@ def test_a_contradiction_is_refused(given, told):
         ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, 1),
         ({"CUDA_VISIBLE_DEVICES": "0"}, None),  # --gpus-per-task=1: its own, which it calls 0
         ({"JAX_LOCAL_DEVICE_IDS": "2,3"}, None),
+        ({"JAX_CUDA_VISIBLE_DEVICES": "2,3"}, None),
         ({"SLURM_STEP_NUM_NODES": "8"}, None),  # alone on its host: all of them
     ],
 )

@@ -135,8 +135,29 @@ def test_rank_0_on_another_host_than_its_address():
         listen(place, checked(place)[0])
 
 
-@pytest.mark.parametrize("bind", ["127.0.0.1", "127.0.0.1:29500", "localhost"])
+@pytest.mark.parametrize("bind", ["127.0.0.1", "127.0.0.1:29500", "localhost", "localhost:1"])
 def test_the_address_to_listen_on_can_be_given(bind):
     place = at("192.0.2.77:0", bind=bind)
     with listen(place, preflight.Endpoint("192.0.2.77", 0, "192.0.2.77")) as server:
         assert server.getsockname()[0] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("bind", "told"),
+    [
+        ("no-such-host.invalid", "host 'no-such-host.invalid' cannot be resolved"),
+        ("no-such-host.invalid:1", "host 'no-such-host.invalid' cannot be resolved"),
+        ("localhost:http", "expected HOST:PORT"),
+        ("192.0.2.77", r"rank 0 cannot listen on 192\.0\.2\.77:0: expected an address of"),
+    ],
+)
+def test_an_address_to_listen_on_that_cannot_be_names_its_variable(bind, told):
+    place = at("127.0.0.1:0", bind=bind)
+    with pytest.raises(UserError, match=f"^JAXDP_COORDINATOR_BIND[:=].*{told}"):
+        listen(place, preflight.Endpoint("127.0.0.1", 0, "127.0.0.1"))
+
+
+def test_all_addresses_may_be_listened_on():
+    place = at("127.0.0.1:0", bind="0.0.0.0:29500")
+    with listen(place, preflight.Endpoint("127.0.0.1", 0, "127.0.0.1")) as server:
+        assert server.getsockname()[0] == "0.0.0.0"

@@ -1,6 +1,7 @@
 """The roll call between threads: who is missing, what differs, and who may not disturb it."""
 
 import json
+import queue
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from jaxdp.errors import AgreedError, PeerError, UserError
 from jaxdp.runtime import rollcall
+from jaxdp.runtime.lifeline import Lifeline, Loss
 from jaxdp.runtime.preflight import Endpoint
 from jaxdp.runtime.reports import Report, line_of
 from jaxdp.runtime.rollcall import answer_roll, hold_roll
@@ -186,6 +188,30 @@ def test_something_else_answers(server):
     with pytest.raises(UserError, match=r"what answers at 127\.0\.0\.1:\d+ is not rank 0 of a job"):
         answer_roll(endpoint_of(server), report(1, 2), 10.0, lambda line: None)
     thread.join()
+
+
+def test_what_follows_the_answer_is_left_to_the_lifeline(server):
+    """A third rank died at once: rank 0 told so right behind its answer."""
+    answer = line_of({"hosts": ["a", "b", "c"]})
+    loss = line_of({"rank": 2, "code": None, "why": ""})
+
+    def tell():
+        connection, _ = server.accept()
+        with connection:
+            while not connection.recv(1 << 16).endswith(b"\n"):
+                pass
+            connection.sendall(answer + loss)
+
+    thread = threading.Thread(target=tell)
+    thread.start()
+    roll = answer_roll(endpoint_of(server), report(1, 3), 10.0, lambda line: None)
+    thread.join()
+    heard = queue.Queue()
+    line = Lifeline(1, roll, heard.put)
+    try:
+        assert heard.get(timeout=20.0) == Loss(2, "c")
+    finally:
+        line.close()
 
 
 def test_something_else_hangs_up(server, monkeypatch):

@@ -80,6 +80,12 @@ def test_a_heartbeat_says_where_the_rank_is_and_grows(tmp_path, monkeypatch):
     assert control.heartbeat_file(tmp_path, 2).stat().st_size == control.RECORD_BYTES
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_does_not_end_a_training():
+    with open("/dev/full", "wb") as full:
+        Watch(0, full.fileno()).enter("step", 1)
+
+
 def test_the_stacks_of_all_threads_come_at_sigusr1(tmp_path, monkeypatch):
     monkeypatch.setenv(control.CONTROL, str(tmp_path))
     over = threading.Event()
