@@ -42,7 +42,7 @@ def available() -> bool:
     """Whether this machine lets us make namespaces."""
     if os.geteuid() or not all(map(shutil.which, ("unshare", "nsenter", "ip"))):
         return False
-    tried = ["unshare", "--net", "--uts", "--mount", "ip", "link", "add", "a", "type", "veth"]
+    tried = ["unshare", "--net", "--uts", "--mount", "ip", "link", "add", "name", _LINK, "type", "veth"]
     return not subprocess.run(tried, capture_output=True, check=False).returncode
 
 
@@ -54,7 +54,7 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
         ips = {"node0": "10.77.0.1", "node1": "10.77.0.2"}
         first, second = (_host(stack, folder, name, ips) for name in ips)
         # named by both at once: on this machine itself there may be others of the name
-        made = ["ip", "link", "add", _LINK, "netns", str(first.pid), "type", "veth"]
+        made = ["ip", "link", "add", "name", _LINK, "netns", str(first.pid), "type", "veth"]
         made += ["peer", "name", _LINK, "netns", str(second.pid)]
         subprocess.run(made, check=True)
         for host in (first, second):

@@ -27,7 +27,7 @@ from jaxdp.errors import Exit
 from jaxdp.runtime.control import read_heartbeat
 
 PORT, STEPS, PACE_S = 29500, 60, 0.05
-JOIN_S = 30.0  # how long ranks wait for each other
+JOIN_S = 30  # how long ranks wait for each other
 SILENT_S = 20.0  # after which a link is given up: `jaxdp/runtime/lifeline.py`
 CUT_AT, CUT_S = 20, 30.0
 LIMIT_S = 240.0
