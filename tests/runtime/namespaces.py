@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+_APART = ("unshare", "--net", "--uts", "--mount")
 _READY_S = 10.0
 _LINK = "link0"  # on both sides
 _SET_UP = """\
@@ -42,8 +43,9 @@ def available() -> bool:
     """Whether this machine lets us make namespaces."""
     if os.geteuid() or not all(map(shutil.which, ("unshare", "nsenter", "ip"))):
         return False
-    tried = ["unshare", "--net", "--uts", "--mount", "ip", "link", "add", "name", _LINK, "type", "veth"]
-    return not subprocess.run(tried, capture_output=True, check=False).returncode
+    made = ["ip", "link", "add", "name", _LINK, "type", "veth"]
+    tried = subprocess.run([*_APART, *made], capture_output=True, check=False)
+    return not tried.returncode
 
 
 @contextlib.contextmanager
@@ -70,7 +72,7 @@ def _host(stack: contextlib.ExitStack, folder: Path, name: str, ips: dict[str, s
     hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n{''.join(others)}")
     command = _SET_UP.format(name=name, hosts=hosts)
     keeper = subprocess.Popen(
-        ["unshare", "--net", "--uts", "--mount", "sh", "-c", command],
+        [*_APART, "sh", "-c", command],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     stack.callback(keeper.wait, _READY_S)
