@@ -13,6 +13,7 @@ from jaxdp.sizes import parse_bytes
 
 PROG = "python -m jaxdp.compare"
 MODULE = "jaxdp.compare"
+_OUTPUTS = ("json", "csv", "plot", "report", "html")
 _NOT_WITH_DRAW = ("json", "csv", "plot", "report", "tune", "model", "algorithms")
 
 
@@ -21,6 +22,16 @@ def _number_of_bytes(text: str) -> int:
 
 
 _number_of_bytes.__name__ = "number of bytes"  # what argparse calls it in its message
+
+
+def _names(text: str) -> list[str]:
+    if not (found := [name.strip() for name in text.split(",") if name.strip()]):
+        raise argparse.ArgumentTypeError("no name was given")
+    return found
+
+
+def _names_or_all(text: str) -> list[str] | None:
+    return None if text.strip() == "all" else _names(text)
 
 
 # flags -> what argparse is told of them
@@ -41,7 +52,11 @@ _WHAT: dict[str, dict[str, Any]] = {
         "choices": ["all_reduce", "reduce_scatter", "all_gather", "broadcast"],
         "help": "the collective",
     },
-    "--algorithms": {"metavar": "A,B", "help": "names, auto among them, or all (default)"},
+    "--algorithms": {
+        "type": _names_or_all,
+        "metavar": "A,B",
+        "help": "names, auto among them, or all (default)",
+    },
     "--dtype": {"default": "float32", "choices": ["float32", "bfloat16", "float16", "int32"]},
     "--redop": {"default": "sum", "choices": ["sum", "max", "min", "product"]},
     "--min-bytes": {
@@ -82,6 +97,7 @@ _FILES: dict[str, dict[str, Any]] = {
     },
     "--tune-file": {"metavar": "FILE", "help": "where (default: the user's cache folder)"},
     "--draw": {
+        "type": _names,
         "metavar": "A,B",
         "help": "print the rounds of algorithms, and measure nothing",
     },
@@ -142,12 +158,8 @@ def _check(args: argparse.Namespace) -> None:
         "--model out": args.tune
         and (args.op, args.dtype, args.redop, args.model) != ("all_reduce", "float32", "sum", None),
         f"--seed: {args.seed}; expected 0 or more": args.seed < 0,
-        "--algorithms: no name was given": args.algorithms is not None
-        and not args.algorithms.replace(",", "").strip(),
         "--tune: psum must be among --algorithms, since auto falls back to it": args.tune
-        and args.algorithms is not None
-        and "psum" not in args.algorithms.split(",")
-        and args.algorithms != "all",
+        and "psum" not in (args.algorithms or ["psum"]),
         f"--redop: {args.redop} has no effect on {args.op}": args.redop != "sum"
         and args.op not in ("all_reduce", "reduce_scatter"),
         "--model: only all_reduce sends a model's gradients; leave --op out": bool(args.model)
@@ -167,10 +179,8 @@ def _check(args: argparse.Namespace) -> None:
         and args.devices % args.nproc_per_node > 0,
     }
     lines = [line for line, broken in rules.items() if broken]
-    for option in ("json", "csv", "plot", "report", "html"):
-        path = getattr(args, option)
-        if path and not os.path.isdir(os.path.dirname(path) or "."):
-            lines.append(f"--{option}: there is no folder {os.path.dirname(path)} for {path}")
+    outputs = {option: getattr(args, option) for option in _OUTPUTS}
+    lines += [f"--{option}: {why}" for option, path in outputs.items() if (why := _unfit(path))]
     if lines:
         raise UserError(*lines)
     check_count(args.nproc_per_node)
@@ -180,13 +190,26 @@ def _check(args: argparse.Namespace) -> None:
         check_plot(args.plot)
 
 
+def _unfit(path: str | None) -> str | None:
+    """Why a file cannot be written there; None if it can, as far as can be seen."""
+    folder = os.path.dirname(path or "") or "."
+    if not path:
+        return None
+    if not os.path.isdir(folder):
+        return f"there is no folder {folder} for {path}"
+    if os.path.isdir(path):
+        return f"{path} is a folder; expected the name of a file"
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        return f"{path} may not be written"
+    return None
+
+
 def _check_algorithms(args: argparse.Namespace) -> None:
     """Mistakes that every process would report: found once, before they are started."""
     with interrupted_at_once():
         from jaxdp.comparison.run import check_algorithms
-        from jaxdp.comparison.session import names
 
-    check_algorithms(args.op, names(args), args.devices or args.nproc_per_node)
+    check_algorithms(args.op, args.algorithms, args.devices or args.nproc_per_node)
 
 
 def _compare(args: argparse.Namespace) -> int:

@@ -1,7 +1,8 @@
 """Sums on one device, means over all: the arithmetic around the reduction.
 
 Sums and weights are added over microbatches here and over devices by the synchronisation; the
-division by the global weight stands in `global_means` and nowhere else.
+division by the global weight stands in `global_means` and nowhere else.  Whatever the parameters'
+dtype, sums are of float32 or wider: float16 ends at 65,504, and bfloat16 counts exactly to 256.
 """
 
 import jax
@@ -44,8 +45,18 @@ def shard_sums(
 
 
 def weighted(tree: PyTree, weight: jax.Array) -> PyTree:
-    """The tree times a shard's weight, for a mean over shards."""
-    return jax.tree.map(lambda x: x * weight.astype(x.dtype), tree)
+    """The tree, widened, times a shard's weight, for a mean over shards."""
+    return jax.tree.map(lambda x: x * weight.astype(x.dtype), widened(tree))
+
+
+def widened(tree: PyTree) -> PyTree:
+    """Leaves of float32 at least."""
+    return jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, jnp.float32)), tree)
+
+
+def as_before(new: PyTree, old: PyTree) -> PyTree:
+    """`new` in the dtypes of `old`: a step keeps those of its state."""
+    return jax.tree.map(lambda a, b: a if a.dtype == b.dtype else a.astype(b.dtype), new, old)
 
 
 def accumulated(
@@ -113,6 +124,7 @@ def _sums(
         return out.sum, out
 
     (_, out), grads = jax.value_and_grad(scalar_first, has_aux=True)(params)
+    grads = widened(grads)
     # one dtype for gradients and scalars: they travel in the same bucket
     dtype = jnp.result_type(jnp.float32, *jax.tree.leaves(grads))
     pairs = {"loss": (out.sum, out.weight), **out.metrics}
@@ -128,7 +140,8 @@ def global_means(sums: Sums) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
     A global weight of 0 gives zeros, not NaN; the step then applies nothing.
 
     Returns:
-      (gradients, model state, metrics): each sum divided by its weight; metrics hold "weight" too.
+      (gradients, model state, metrics): each sum divided by its weight, in the sums' dtypes;
+      metrics hold "weight" too.
     """
     weight = sums["scalars"]["loss"][1]
     divisor = jnp.where(weight > 0, weight, 1)

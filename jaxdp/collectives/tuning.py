@@ -114,6 +114,7 @@ def _fastest(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     half of its middle samples must still beat the faster half of psum's (quartiles apart).
     """
     found = []
+    rows = [row for row in rows if row["algorithm"] in ALGORITHMS]  # auto is none by itself
     for nbytes in sorted({row["bytes"] for row in rows}):
         right = [row for row in rows if row["bytes"] == nbytes and not row["wrong"]]
         psum = [row for row in right if row["algorithm"] == "psum"]

@@ -21,19 +21,18 @@ _CPU_DEVICES = 4  # emulated where nothing is said and there is only the CPU
 
 def compare_and_tell(args: argparse.Namespace) -> int:
     """Compares as the command line says; returns the exit code."""
-    chosen = names(args)
     buckets = None
     if args.model:
         buckets = gradient_buckets(args.model, _sizes(args), args.dtype)
     devices = _devices(args)
-    check_algorithms(args.op, chosen, len(devices))
+    check_algorithms(args.op, args.algorithms, len(devices))
     first = jax.process_index() == 0
     say: Callable[[str], None] = partial(print, flush=True) if first else lambda text: None
     say(text.COLUMNS)
     comparison = run_compare(
         devices,
         op=args.op,
-        algorithms=chosen,
+        algorithms=args.algorithms,
         dtype=args.dtype,
         redop=args.redop,
         sizes=_sizes(args),
@@ -78,13 +77,6 @@ def _devices(args: argparse.Namespace) -> list[Device]:
     return jax.devices()
 
 
-def names(args: argparse.Namespace) -> list[str] | None:
-    """The algorithms that the command line names; None: all."""
-    if args.algorithms in (None, "all"):
-        return None
-    return [name.strip() for name in args.algorithms.split(",") if name.strip()]
-
-
 def _sizes(args: argparse.Namespace) -> list[int]:
     sizes = [args.min_bytes]
     while sizes[-1] * args.factor <= args.max_bytes:
@@ -100,21 +92,19 @@ def _progress(what: str) -> None:
 def draw(args: argparse.Namespace) -> int:
     """Prints the rounds of algorithms, or writes a page that plays them."""
     n = args.devices or _CPU_DEVICES
-    chosen = [name.strip() for name in args.draw.split(",") if name.strip()]
     known = algorithms_for(args.op, scheduled=True)
-    for name in chosen or [args.draw]:
+    for name in args.draw:
         if name not in known:
             raise UserError(
-                f"--draw: {name or 'nothing'} has no schedule for {args.op}; expected some of "
-                f"{', '.join(known)}"
+                f"--draw: {name} has no schedule for {args.op}; expected some of {', '.join(known)}"
             )
     if args.html:
-        page = animate(*chosen, n=n, op=args.op, nbytes=args.max_bytes)
+        page = animate(*args.draw, n=n, op=args.op, nbytes=args.max_bytes)
         page.save(args.html)
         print(f"{args.html}: {len(page.html) / 1024:.0f} KiB; open it in a browser")
         return Exit.DONE
     print("a>b c3+ : rank a sends chunk 3 to rank b, which adds it; = : which keeps it")
-    for name in chosen:
+    for name in args.draw:
         _print_rounds(name, make_schedule(name, args.op, n))
     return Exit.DONE
 

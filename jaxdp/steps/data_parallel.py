@@ -69,7 +69,8 @@ def make_train_step(
       microbatches: how many parts of the batch are computed one after the other.
       clip_norm: the global norm to which the reduced gradient is clipped.
       compute_dtype: the dtype to which floating parameters are cast for the loss; gradients and
-        parameters themselves keep theirs.  float16 needs, and gets, a dynamic loss scale.
+        parameters themselves keep theirs (sums are of float32 at least).  float16 needs, and gets,
+        a dynamic loss scale.
       seed: of all randomness in training.
       learning_rate: step -> learning rate, only to be shown among the metrics.
       loss_scale: how the scale of float16 behaves; `DynamicScale()` by default.
@@ -143,7 +144,7 @@ def make_train_step(
         sums = on_mesh(device_sums, mesh, (specs(state), P(None, AXIS)), P())
         jaxpr, shapes = jax.make_jaxpr(sums, return_shape=True)(state, batch)
         options = {"order": ready_order(jaxpr.jaxpr)} if update.takes_order else {}
-        plan = update.plan(shapes, mesh.size, **options)
+        plan = update.plan(shapes, problem.trained(state.params), mesh.size, **options)
         return plan + planned_statistics(jaxpr.jaxpr, mesh.size)
 
     options = dict(update.compiler_options(platform))

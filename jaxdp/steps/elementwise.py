@@ -9,6 +9,7 @@ import numpy as np
 import optax
 
 from jaxdp.errors import UserError
+from jaxdp.gradients import widened
 from jaxdp.sync.sharded import all_shares, cut, shares_of
 from jaxdp.trees import named_leaves
 from jaxdp.types import PyTree
@@ -34,7 +35,7 @@ def refuse_unless_elementwise(
     trees = (small, *_halves(small))
     states = [optimizer.init(tree) for tree in trees]
     for step, scale in enumerate(_SCALES):
-        grads = _gradients(rng, small, scale)
+        grads = _gradients(rng, widened(small), scale)  # as a step makes them
         updates = []
         for i, (g, p) in enumerate(zip((grads, *_halves(grads)), trees, strict=True)):
             update, states[i] = optimizer.update(g, states[i], p, step=jnp.int32(step))

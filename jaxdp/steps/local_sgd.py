@@ -20,6 +20,7 @@ Language Models", 2023, arXiv 2311.08105.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -32,7 +33,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxdp.errors import UserError
 from jaxdp.freeze import combine, nothing
-from jaxdp.gradients import accumulated, clip, global_means, weighted
+from jaxdp.gradients import accumulated, as_before, clip, global_means, weighted, widened
 from jaxdp.loss_path import checked_loss
 from jaxdp.loss_scale import DynamicScale, unscaled
 from jaxdp.mesh import AXIS, on_mesh
@@ -258,8 +259,9 @@ def _local_training(step: _InnerStep, start: _Replica, batch: Batch) -> tuple[Su
     end, scalars = lax.scan(step, start, (first_parts, batch))
     scalars = jax.tree.map(lambda x: x.sum(0), scalars)
     weight = scalars["loss"][1]
+    moved = jax.tree.map(jnp.subtract, widened(start.params), widened(end.params))
     sums = {
-        "grads": weighted(jax.tree.map(jnp.subtract, start.params, end.params), weight),
+        "grads": weighted(moved, weight),
         "scalars": scalars,
         "model_state": weighted(end.model_state, weight),
     }
@@ -276,7 +278,7 @@ def _unless_spoilt(
     """
     norm = jnp.where(weight >= 0, norm, jnp.nan)
     counts = (weight > 0) & jnp.isfinite(norm)
-    kept = jax.tree.map(lambda new, old: jnp.where(counts, new, old), end, start)
+    kept = jax.tree.map(partial(jnp.where, counts), as_before(end, start), start)
     dtype = scalars["loss"].dtype
     return kept, scalars | {"inner_grad_norm": jnp.stack([weight * norm, weight]).astype(dtype)}
 

@@ -1,6 +1,7 @@
 """What every step builder does around the update: the state's counters, and one decision by all."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxdp.errors import UserError
+from jaxdp.gradients import as_before
 from jaxdp.loss_scale import DynamicScale, adjusted, overflowed
 from jaxdp.mesh import AXIS, place, replicate
 from jaxdp.state import TrainState
@@ -67,7 +69,8 @@ def settled(
     sound = _all_finite(new.model_state)  # statistics can overflow where the loss does not
     finite = jnp.isfinite(norm) & jnp.isfinite(metrics["loss"]) & (metrics["weight"] >= 0) & sound
     overflow = overflowed(state.loss_scale, metrics["loss"], norm) & sound
-    new = jax.tree.map(lambda a, b: jnp.where(finite & ~empty, a, b), new, state)
+    chosen = partial(jnp.where, finite & ~empty)
+    new = jax.tree.map(chosen, as_before(new, state), state)
     new = new._replace(
         step=state.step + 1,
         skipped=state.skipped + (finite & empty),

@@ -42,7 +42,8 @@ class Update(NamedTuple):
       apply: (this device's sums, trained parameters, opt_state, sync_state, step) -> `Updated`;
         inside `shard_map`.
       sync_init: trained parameters -> one device's state of the synchronisation.
-      plan: (sums as shapes, devices) -> the collectives of `apply`; None where nobody stated them.
+      plan: (sums and trained parameters as shapes, devices) -> the collectives of `apply`; None
+        where nobody stated them.
       compiler_options: platform -> what XLA needs to be told for the plan to hold.
       form: how the state is kept in checkpoints.
       takes_order: whether `apply` and `plan` take the keyword `order`, as `GradSync` has it.
@@ -83,12 +84,16 @@ def replicated_update(
         params = optax.apply_updates(params, updates)
         return Updated(params, model_state, opt_state, sync_state, metrics, norm)
 
+    def plan(sums: Sums, params: PyTree, n: int, **options: Any) -> Plan:
+        assert sync.plan is not None
+        return sync.plan(sums, n, **options)
+
     return Update(
         init=lambda mesh, params: replicate(mesh, optimizer.init(params)),
         specs=lambda opt_state: P(),
         apply=apply,
         sync_init=sync.init,
-        plan=sync.plan,
+        plan=plan if sync.plan else None,
         compiler_options=sync.compiler_options,
         takes_order=sync.takes_order,
         form=AS_IT_IS._replace(respread=sync.respread),

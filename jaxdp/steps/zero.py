@@ -53,7 +53,8 @@ def sharded_update(
     """
 
     def init(mesh: Mesh, params: PyTree) -> PyTree:
-        sync.plan(params, mesh.size)  # an algorithm may not be there for this number of devices
+        # an algorithm may not be there for this number of devices
+        sync.plan(params, params, mesh.size)
         refuse_unless_elementwise(optimizer, params)
 
         def shares(params: PyTree) -> PyTree:
@@ -82,11 +83,11 @@ def sharded_update(
         params = sync.all_gather(mine, params, axis_name)
         return Updated(params, model_state, opt_state, sync_state, metrics, norm)
 
-    def plan(sums: Sums, n: int) -> Plan:
+    def plan(sums: Sums, params: PyTree, n: int) -> Plan:
         small = jax.eval_shape(_small_sums, sums, sums["grads"])
         assert _exact.plan is not None
         renamed = (one._replace(name="small sums") for one in _exact.plan(small, n).collectives)
-        return sync.plan(sums["grads"], n) + Plan(tuple(renamed))
+        return sync.plan(sums["grads"], params, n) + Plan(tuple(renamed))
 
     return Update(
         init=init,

@@ -33,12 +33,12 @@ class ShardedSync(NamedTuple):
     Attributes:
       reduce_scatter: (tree of this device's sums, axis_name) -> its shares of the global sums.
       all_gather: (shares, tree of the leaves' shapes, axis_name) -> the leaves.
-      plan: (tree of shapes, n) -> the collectives of both.
+      plan: (sums and parameters as shapes, n) -> the collectives of both.
     """
 
     reduce_scatter: Callable[[PyTree, str], PyTree]
     all_gather: Callable[[PyTree, PyTree, str], PyTree]
-    plan: Callable[[PyTree, int], Plan]
+    plan: Callable[[PyTree, PyTree, int], Plan]
 
 
 def sharded_sync(algorithm: str = "psum", wire: str = "float32") -> ShardedSync:
@@ -87,14 +87,13 @@ def sharded_sync(algorithm: str = "psum", wire: str = "float32") -> ShardedSync:
                 start += k
         return jax.tree.unflatten(structure, leaves)
 
-    def plan(tree: PyTree, n: int) -> Plan:
-        leaves, found = jax.tree.leaves(tree), []
-        for numbers in _groups(leaves) if n > 1 else []:
-            if not (part := sum(share_length(leaves[i].size, n) for i in numbers)):
-                continue
-            itemsize = jnp.dtype(leaves[numbers[0]].dtype).itemsize
-            found += _planned_scatter(part, itemsize, n)
-            found += planned_all_gather("parameters", algorithm, part, itemsize, n)
+    def plan(sums: PyTree, params: PyTree, n: int) -> Plan:
+        found: list[Planned] = []
+        if n > 1:
+            for part, itemsize in _messages(sums, n):
+                found += _planned_scatter(part, itemsize, n)
+            for part, itemsize in _messages(params, n):
+                found += planned_all_gather("parameters", algorithm, part, itemsize, n)
         return Plan(tuple(found))
 
     def _planned_scatter(part: int, itemsize: int, n: int) -> tuple[Planned, ...]:
@@ -154,6 +153,16 @@ def _groups(leaves: Sequence[Any]) -> list[list[int]]:
         if leaf.ndim:
             by_dtype.setdefault(jnp.dtype(leaf.dtype), []).append(i)
     return list(by_dtype.values())
+
+
+def _messages(tree: PyTree, n: int) -> list[tuple[int, int]]:
+    """(elements of a share, bytes of an element) of each message that is not empty."""
+    leaves = jax.tree.leaves(tree)
+    found = [
+        (sum(share_length(leaves[i].size, n) for i in numbers), leaves[numbers[0]].dtype.itemsize)
+        for numbers in _groups(leaves)
+    ]
+    return [message for message in found if message[0]]
 
 
 def _check(algorithm: str, wire: str) -> None:

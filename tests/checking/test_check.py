@@ -389,6 +389,16 @@ def test_a_reduction_inside_the_loop(rng):
     assert "gradients" not in found  # the numbers are right: only this line can tell
 
 
+def test_gradients_that_travel_twice(rng):
+    def update(tree, state, axis):
+        whole = jax.lax.psum(tree, axis)
+        mean = jax.tree.map(lambda g: g / jax.lax.axis_size(axis), whole["grads"])
+        return whole | {"grads": jax.lax.psum(jax.lax.optimization_barrier(mean), axis)}, state
+
+    sync = all_reduce_sync()._replace(update=update)
+    assert set(failed(subject(rng, sync=sync), "gradients", "run")) == {"reductions"}
+
+
 def test_another_algorithm_than_planned(rng):
     sync = all_reduce_sync("ring")._replace(update=all_reduce_sync("tree").update)
     found = failed(subject(rng, sync=sync), "gradients", "run")

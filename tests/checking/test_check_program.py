@@ -1,5 +1,10 @@
+import os
+import signal
 import subprocess
 import sys
+import time
+
+import pytest
 
 from jaxdp.check import main
 from jaxdp.checking import Line, program
@@ -50,6 +55,20 @@ def test_local_sgd_is_not_held_against_one_device(capsys):
     assert "3 local steps" in out
     assert out.splitlines()[-1].endswith("6 passed, 0 failed, 5 not applicable")
     assert "same training" not in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_asked_to_end_it_leaves_nothing(number, tmp_path):
+    command = [sys.executable, "-m", "jaxdp.check", "--devices", "2"]
+    environ = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 200
+        while not any(tmp_path.glob("jaxdp-check-*")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(number)
+        process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert not any(tmp_path.iterdir())
 
 
 def test_mistakes():

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from jaxdp.collectives import ALGORITHMS
+
 
 def compare(*argv, **environment):
     run = subprocess.run(
@@ -27,6 +29,10 @@ def compare(*argv, **environment):
         (["--min-bytes", "1M", "--max-bytes", "1K"], ["--max-bytes: 1024 is less than"]),
         (["--nproc", "1000"], ["--nproc-per-node: 1000 processes on"]),
         (["--devices", "0", "--iters", "0"], ["--devices: 0; expected", "--iters: 0; expected"]),
+        (["--algorithms", " ,"], ["argument --algorithms: no name was given; see python"]),
+        (["--algorithms", "ring, tree", "--tune"], ["--tune: psum must be among --algorithms"]),
+        (["--draw", ","], ["argument --draw: no name was given; see python"]),
+        (["--json", "/", "--csv", "/etc"], ["--json: / is a folder", "--csv: /etc is a"]),
         (["--min-bytes", "few"], ["argument --min-bytes: invalid number of bytes value"]),
         (["--size", "3"], ["unrecognized arguments: --size 3; see python -m jaxdp.compare --help"]),
         (["--tune-file", "x"], ["--tune-file: has no effect without --tune"]),
@@ -67,15 +73,17 @@ def test_one_process(tmp_path):
 def test_two_processes_tune_and_auto_finds_it(tmp_path):
     argv = ("--nproc", 2, "--max-bytes", "1K", "--iters", 2)
     code, out, _ = compare(
-        *argv, "--tune", "--tune-file", tmp_path / "t.json", "--csv", tmp_path / "c.csv"
-    )
+        *argv, "--tune", "--tune-file", tmp_path / "t.json", "--csv", tmp_path / "c.csv",
+        "--algorithms", "auto, psum, ring, tree, naive",
+    )  # fmt: skip
     assert code == 0
     assert "2 processes on one machine over loopback (Gloo)" in out
     assert "Gloo]" not in out  # its greetings do not belong into a table
-    [entry] = json.loads((tmp_path / "t.json").read_text())["entries"]
-    assert "2 process(es), 2 ranks" in entry
+    [(key, entry)] = json.loads((tmp_path / "t.json").read_text())["entries"].items()
+    assert "2 process(es), 2 ranks" in key
+    assert all(best["algorithm"] in ALGORITHMS for best in entry["best"])  # never auto itself
     rows = (tmp_path / "c.csv").read_text().splitlines()
-    assert len(rows) > 8
+    assert len(rows) == 1 + 5
     assert all(row.split(",")[10] == "0" for row in rows[1:])
 
 

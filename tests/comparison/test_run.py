@@ -192,6 +192,11 @@ class TestAuto:
         tuning.save(rows(5.0, 6.0, 7.0, 8.0), 4)
         assert tuning.choose(1024, 4).algorithm == "ring"
 
+    def test_auto_is_measured_and_never_chosen(self):
+        auto = {"bytes": 1024, "algorithm": "auto", "time_us": 1.0, "wrong": 0}
+        tuning.save((auto, *self.ROWS), 4)
+        assert tuning.choose(1024, 4).algorithm == "tree"
+
     def test_entries_of_others_stay(self):
         tuning.save(self.ROWS, 4)
         tuning.save(self.ROWS[3:], 8)
