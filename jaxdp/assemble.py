@@ -1,5 +1,6 @@
 """From a configuration to the parts of a run: data, model, step, evaluation."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -194,7 +195,11 @@ def assemble(
     )
     step = make_step()
     eval_step = make_eval_step(loss_fn, mesh, compute_dtype=dtype)
-    batch = config.eval.batch or config.global_batch
+    # as many as are known to fit, and no more than there are
+    batch = config.eval.batch or config.global_batch // (
+        config.microbatches * (config.sync.local_steps or 1)
+    )
+    batch = min(batch, math.ceil(max(1, len(dataset.heldout)) / len(devices)) * len(devices))
 
     def init() -> TrainState:
         if config.init_from is not None:

@@ -5,6 +5,7 @@ only ever shown for a fault of ours.
 """
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -85,6 +86,8 @@ class Ending(NamedTuple):
 
 def exit_code(program: Callable[[], int]) -> int:
     """Runs a program; every way in which it may end becomes words on stderr and an exit code."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may have letters that a log cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")
     code = _ended(program)
     # what print holds back would else fail when the interpreter ends, with a traceback
     flushed = _ended(_flush)
@@ -133,6 +136,13 @@ def ending_of(error: BaseException) -> Ending:
         return Ending(Exit.STORAGE, f"{what}: cannot be written: {error.strerror}")
     if isinstance(error, OSError) and error.errno in _REFUSED and error.filename:
         return Ending(Exit.STORAGE, f"{error.filename}: {error.strerror}")
+    if isinstance(error, MemoryError) or str(error).startswith("RESOURCE_EXHAUSTED"):  # XLA's
+        found = str(error).partition("\n")[0].removeprefix("RESOURCE_EXHAUSTED: ")
+        return Ending(
+            Exit.USER,
+            f"out of memory{found and f' ({found})'}; expected less at a time: a smaller batch or "
+            "model, more microbatches, or more devices",
+        )
     lines = "".join(traceback.format_exception(error))
     return Ending(Exit.BUG, f"{lines}this is a bug of jaxdp; please report it with the lines above")
 

@@ -186,9 +186,15 @@ def _feed(
             meter.dispatched(t + 1, metrics)
         result.step = t + 1
         if evaluate is not None and evaluate.due(t + 1, last):
-            with meter.paused():
-                watch.enter(EVALUATION, t + 1)
-                result.evaluation = evaluate.do(t + 1, result.state)
+            try:
+                with meter.paused():
+                    watch.enter(EVALUATION, t + 1)
+                    result.evaluation = evaluate.do(t + 1, result.state)
+            except Exception:
+                # trained to the end, and then lost?  Several processes may not all have failed
+                if save is not None and t + 1 == last and jax.process_count() == 1:
+                    _save(step.mesh, result, save, hooks, meter)
+                raise
         if save is not None and save.due(t + 1, last):
             if _worth_saving(result, last):
                 _save(step.mesh, result, save, hooks, meter)

@@ -64,7 +64,7 @@ def build_schedule(
     def rate(step):
         step = jnp.asarray(step, jnp.float32)
         warmup = jnp.minimum(1.0, (step + 1.0) / max(1, warmup_steps))
-        progress = jnp.clip((step - warmup_steps) / (steps - warmup_steps), 0.0, 1.0)
+        progress = jnp.clip((step - warmup_steps) / float(steps - warmup_steps), 0.0, 1.0)
         left = end_fraction + (1.0 - end_fraction) * decay(progress)
         return learning_rate * warmup * left
 

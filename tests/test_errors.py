@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxdp.errors import Exit, StorageError, UserError, exit_code
+from jaxdp.errors import Exit, StorageError, UserError, ending_of, exit_code
 
 # Ctrl-C at the first line of a module that the program imports
 INTERRUPTED = """
@@ -78,3 +78,40 @@ def test_the_code_of_an_error(error, code, capsys):
 def test_only_a_bug_shows_a_traceback(capsys):
     assert exit_code(lambda: [][1]) == Exit.BUG
     assert "please report it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 8 bytes.\nmore"),
+            "(Out of mem",
+        ),
+        (MemoryError("Unable to allocate 8 GiB"), "(Unable to allocate 8 GiB)"),
+        (MemoryError(), ""),
+    ],
+)
+def test_out_of_memory_is_one_line_that_is_not_tried_again(error, words):
+    ending = ending_of(error)
+    assert ending.code == Exit.USER
+    assert ending.text.startswith(f"out of memory {words}".rstrip())
+    assert ending.text.endswith("a smaller batch or model, more microbatches, or more devices")
+    assert "\n" not in ending.text
+
+
+def test_more_memory_than_there_is(tmp_path):
+    argv = ["-m", "jaxdp.train", "--out", str(tmp_path / "a"), "--model.hidden", "[2000000000000]"]
+    ended = python(*argv, cwd=Path(__file__).parent.parent, stdout=subprocess.DEVNULL)
+    assert ended.returncode == Exit.USER
+    assert len(ended.stderr.splitlines()) == 1
+    assert ended.stderr.startswith("out of memory (")
+
+
+def test_letters_that_a_terminal_lacks_are_shown_some_other_way(tmp_path):
+    argv = ["-m", "jaxdp.train", "--out", str(tmp_path / "é日"), "--steps", "2", "--devices", "1"]
+    environ = os.environ | {"PYTHONIOENCODING": "ascii"}
+    short = ["--optimizer.schedule", "constant", "--log.progress", "plain"]
+    root = Path(__file__).parent.parent
+    ended = python(*argv, *short, cwd=root, env=environ, stdout=subprocess.PIPE)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "\\u65e5" in ended.stdout

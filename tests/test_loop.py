@@ -29,6 +29,23 @@ class Batches:
         return {"g": np.full(4, value, np.float32)}
 
 
+def test_an_evaluation_that_fails_at_the_end_does_not_lose_the_training(step):
+    def fails(t, state):
+        raise MemoryError("so many logits")
+
+    saved = []
+    with pytest.raises(MemoryError):
+        fit(
+            step,
+            step.init({"w": np.float32(0)}),
+            Batches(),
+            4,
+            evaluate=Every(0, fails),
+            save=Every(0, lambda t, state: saved.append((t, float(state.params["w"])))),
+        )
+    assert saved == [(4, -sum(range(4)))]
+
+
 @pytest.fixture
 def step(mesh_of):
     return make_train_step(loss, optax.sgd(1.0), all_reduce_sync(), mesh_of(2))

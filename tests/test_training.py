@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxdp.training
-from jaxdp import columns, load_config, run_training, train
+from jaxdp import assemble, columns, load_config, run_training, train
 from jaxdp.errors import UserError
 from jaxdp.report.progress import SilentReporter
 
@@ -367,3 +367,43 @@ def test_what_a_compression_owes_is_resumed(compression, tmp_path):
     assert rest["params_digest"] == straight["params_digest"]
     run(tmp_path / "b", **keys | {"steps": 13, "devices": 2, "resume": True}, reporter=reporter)
     assert "residuals of 4 devices spread over 2" in reporter.lines
+
+
+def test_data_that_moved_is_told_by_its_contents(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {"inputs": rng.random((400, 6), np.float32), "label": rng.integers(0, 3, 400)}
+    np.savez(tmp_path / "a.npz", **arrays)
+    data = {"data__kind": "npz", "steps": 8}
+    run(tmp_path / "run", data__path=str(tmp_path / "a.npz"), **data)
+    (tmp_path / "a.npz").rename(tmp_path / "b.npz")
+    reporter, moved = Lines(), {"data__path": str(tmp_path / "b.npz"), "resume": True}
+    summary = run(tmp_path / "run", reporter=reporter, **data | moved | {"steps": 16})
+    assert summary["steps"] == 16
+    assert any(line.startswith("resuming with data.path ") for line in reporter.lines)
+    arrays["inputs"][0, 0] += 1
+    np.savez(tmp_path / "b.npz", **arrays)
+    with pytest.raises(UserError, match="a resumed run needs the same data"):
+        run(tmp_path / "run", **data | moved | {"steps": 24})
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        ({"microbatches": 4}, 24),
+        ({"microbatches": 2, "sync__local_steps": 2}, 24),
+        ({"eval__batch": 48}, 48),
+        ({"eval__batch": 10**9}, 360),
+        ({"eval__batch": 7 * 10**8, "devices": 7, "global_batch": 98}, 364),
+    ],
+)
+def test_an_evaluation_holds_what_fits_or_is_there(options, size, tmp_path, monkeypatch):
+    sizes, batches = [], assemble.eval_batches
+
+    def noted(source, batch, *rest):
+        sizes.append(batch)
+        return batches(source, batch, *rest)
+
+    monkeypatch.setattr(assemble, "eval_batches", noted)
+    summary = run(tmp_path / "a", steps=2, **options)
+    assert summary["eval"]["weight"] == 360
+    assert set(sizes) == {size}

@@ -3,10 +3,11 @@
 One class per `kind`.  `schema.py` puts them together.
 """
 
+import os
 from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from jaxdp.sizes import parse_bytes
 
@@ -17,6 +18,16 @@ Positive = Annotated[float, Gt(0)]
 InnerFraction = Annotated[float, Gt(0), Lt(1)]
 Fraction = Annotated[float, Gt(0), Le(1)]
 Text = Annotated[str, MinLen(1)]
+
+
+def _expanded(path: str) -> str:
+    """With `~` replaced, which shells leave in `--out=~/run` and YAML leaves anywhere."""
+    if "\0" in path:
+        raise ValueError("no path has a NUL in it")
+    return os.path.expanduser(path)
+
+
+PathName = Annotated[str, MinLen(1), AfterValidator(_expanded)]
 # A tuple, since a frozen model should be frozen all the way; strict would refuse YAML's lists.
 Counts = Annotated[tuple[Count, ...], Field(strict=False)]
 Names = Annotated[tuple[Text, ...], Field(strict=False)]
@@ -112,15 +123,15 @@ class FashionMnist(Section):
         default="fashion_mnist",
         description="70,000 images of clothes, 28 x 28 pixels, from local files",
     )
-    path: Text | None = Field(
+    path: PathName | None = Field(
         default=None,
         description="folder of the four files; null looks where the Debian package puts them",
     )
 
 
 class _Arrays(Section):
-    path: Text = Field(description="file or folder of the training examples")
-    heldout_path: Text | None = Field(
+    path: PathName = Field(description="file or folder of the training examples")
+    heldout_path: PathName | None = Field(
         default=None,
         description="examples for evaluation; null: a fraction of data.path is held out",
     )
@@ -166,7 +177,7 @@ class TextFile(_Windows):
 
     task: ClassVar[Task | None] = "text"
     kind: Literal["text_file"] = Field(default="text_file", description="a text file of yours")
-    path: Text = Field(description="file or folder of the training examples")
+    path: PathName = Field(description="file of the training examples")
     heldout_fraction: InnerFraction = Field(
         default=0.05, description="share of the text kept for evaluation"
     )
@@ -179,11 +190,11 @@ class Tokens(_Windows):
     kind: Literal["tokens"] = Field(
         default="tokens", description="your token ids, raw little-endian uint16"
     )
-    path: Text = Field(description="file or folder of the training examples")
+    path: PathName = Field(description="file of the training examples")
     vocab_size: Annotated[int, Ge(2)] | None = Field(
         default=None, description="number of distinct tokens; null: the largest id found, plus 1"
     )
-    heldout_path: Text | None = Field(
+    heldout_path: PathName | None = Field(
         default=None,
         description="examples for evaluation; null: a fraction of data.path is held out",
     )
@@ -203,7 +214,7 @@ class _Optimizer(Section):
     )
     end_fraction: Annotated[float, Ge(0), Le(1)] = Field(
         default=0.0,
-        description="learning rate at the last step, as a fraction; for schedule cosine or linear",
+        description="learning rate after the last step, as a fraction; for cosine or linear",
     )
     clip_norm: Positive | None = Field(
         default=None, description="largest global norm of the reduced gradient; null does not clip"

@@ -94,7 +94,7 @@ def read_value(path: str, text: str) -> Any:
     try:
         node = _compose(text)
         return None if node is None else _value(node, as_text=False)
-    except (YAMLError, RecursionError):
+    except (YAMLError, RecursionError, ValueError):  # ValueError: no such character, as \U00110000
         return text  # no YAML: the key's own error says what was expected
 
 
@@ -146,7 +146,7 @@ def _root(file: str) -> Node | None:
         mark = error.problem_mark or error.context_mark
         problem = ", ".join(filter(None, (error.context, error.problem)))
         raise UserError(f"{file}:{mark.line + 1}: not readable: {problem}") from None
-    except YAMLError:  # control characters
+    except (YAMLError, ValueError):  # control characters; escapes that are no character
         raise UserError(f"{file}: not a text file; expected YAML") from None
     except RecursionError:
         raise UserError(f"{file}: nested too deeply; expected keys and sections") from None

@@ -6,7 +6,7 @@ Three sections (`model`, `data`, `optimizer`) have a `kind` that decides which k
 
 from typing import Annotated, Literal, get_args
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le
 from pydantic import Field
 
 from jaxdp.config.kinds import (
@@ -21,13 +21,14 @@ from jaxdp.config.kinds import (
     Mlp,
     Model,
     Optimizer,
+    PathName,
     Positive,
     Section,
-    Text,
 )
 
 # Seeds that jax.random.key tells apart without 64-bit types.
 MAX_SEED = 2**32 - 1
+MAX_STEPS = 999_999_999  # names of checkpoints have nine digits, and JAX counts in int32
 
 Algorithm = Literal[
     "psum",
@@ -66,7 +67,7 @@ class Sync(Section):
         default="file",
         description="where auto looks: the file of compare --tune, or a measurement at the start",
     )
-    tune_file: Text | None = Field(
+    tune_file: PathName | None = Field(
         default=None, description="the file of compare --tune; null: in the user's cache folder"
     )
     bucket_bytes: Bytes | None = Field(
@@ -145,7 +146,7 @@ class Checkpoint(Section):
         description="also keep, for ever, the first checkpoint at or after each multiple of so "
         "many steps",
     )
-    mean_time_to_failure: Positive = Field(
+    mean_time_to_failure: Annotated[float, Gt(0), Le(1_000_000)] = Field(
         default=24.0,
         description="hours between failures of the whole job, for checkpoint.every auto; of n "
         "machines, an nth of one machine's",
@@ -165,7 +166,8 @@ class Eval(Section):
     )
     batch: Count | None = Field(
         default=None,
-        description="examples per evaluation batch, divisible by devices; null: global_batch",
+        description="examples per evaluation batch, divisible by devices; null: as many as a part "
+        "of a training step has, global_batch / microbatches / sync.local_steps",
     )
 
 
@@ -204,7 +206,9 @@ class Guard(Section):
 class Config(Section):
     """The whole configuration of a run; the defaults alone are a valid one."""
 
-    steps: Count = Field(default=1000, description="optimizer steps of the whole run")
+    steps: Annotated[int, Ge(1), Le(MAX_STEPS)] = Field(
+        default=1000, description="optimizer steps of the whole run"
+    )
     seed: Annotated[int, Ge(0), Le(MAX_SEED)] = Field(
         default=0, description="seed of all randomness"
     )
@@ -226,13 +230,13 @@ class Config(Section):
         description="type of the computation; the parameters stay float32; "
         "float16: with a dynamic loss scale",
     )
-    out: Text | None = Field(
+    out: PathName | None = Field(
         default=None, description="folder of the run; null: runs/ and the name of the config file"
     )
     resume: bool | Literal["auto"] = Field(
         default=False, description="go on from the newest checkpoint in out; auto: if there is one"
     )
-    init_from: Text | None = Field(
+    init_from: PathName | None = Field(
         default=None,
         description="safetensors file of the parameters to begin with, as made by jaxdp.checkpoint "
         "export; null: they are drawn from the seed",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxdp.data.files import digest, expand, reading
+from jaxdp.data.files import expand, reading
 from jaxdp.data.source import Dataset, heldout_count
 from jaxdp.data.windows import Windows
 from jaxdp.errors import UserError
@@ -93,7 +93,7 @@ def load_text_file(path: str | Path, context: int = 128, heldout_fraction: float
         "path": str(path),
         "train_bytes": cut,
         "heldout_bytes": len(content) - cut,
-        "sha256": digest(path),
+        "sha256": hashlib.sha256(content).hexdigest(),  # of what was read: a pipe has it once
     }
     return _byte_dataset("text_file", content[:cut], content[cut:], context, path, facts)
 

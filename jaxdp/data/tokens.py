@@ -62,7 +62,7 @@ def read_tokens(path: Path) -> np.ndarray:
             start = file.read(_HEADER_BYTES)
         if size == 0:
             raise ValueError("it is empty")
-    if start.startswith((b"\x93NUMPY", b"PK")):
+    if start.startswith((b"\x93NUMPY", b"PK\x03\x04")):
         raise UserError(
             f"{path}: a NumPy file; expected raw uint16 tokens: write them with "
             "ids.astype('<u2').tofile(path)"

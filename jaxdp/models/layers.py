@@ -28,7 +28,7 @@ def dropout(
     if keys_B is None or rate == 0.0:
         return x_Bx
     # Bits, not `bernoulli`, whose draws depend on jax_enable_x64: the mask must not.
-    threshold = round(rate * 2**32)
+    threshold = min(round(rate * 2**32), 2**32 - 1)
 
     def keep(key):
         bits = jax.random.bits(jax.random.fold_in(key, layer), x_Bx.shape[1:], jnp.uint32)

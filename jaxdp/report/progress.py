@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from rich.console import Console, Group
@@ -81,18 +81,32 @@ class RichReporter:
             TaskProgressColumn(),
         )
         self._task = self._bar.add_task("", total=steps)
+        self._gone = False
         self._live = Live(console=Console(highlight=False), auto_refresh=False, transient=True)
 
     def line(self, text: str) -> None:
-        self._live.console.print(text, markup=False, soft_wrap=True)
+        self._show(lambda: self._live.console.print(text, markup=False, soft_wrap=True))
 
     def status(self, row: Mapping[str, Any]) -> None:
-        self._live.start()
-        self._bar.update(self._task, completed=row["step"])
-        self._live.update(Group(self._bar, Text(describe(row))), refresh=True)
+        def draw() -> None:
+            self._live.start()
+            self._bar.update(self._task, completed=row["step"])
+            self._live.update(Group(self._bar, Text(describe(row))), refresh=True)
+
+        self._show(draw)
 
     def close(self) -> None:
-        self._live.stop()
+        self._show(self._live.stop)
+
+    def _show(self, draw: Callable[[], None]) -> None:
+        if self._gone:
+            return
+        try:
+            draw()
+        except (OSError, SystemExit):  # rich raises the latter where a pipe's reader left
+            self._gone = True  # the terminal is closed, the disk full: the training goes on
+            if sys.stdout is not None:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def describe(row: Mapping[str, Any]) -> str:

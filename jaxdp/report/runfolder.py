@@ -3,6 +3,7 @@
 What is made from them, report.html, is made by `run_page.py`.
 """
 
+import errno
 import json
 import math
 import os
@@ -153,8 +154,10 @@ class MetricsLog:
     def drop_after(self, step: int) -> None:
         """Drops the lines after a step, and those that are not whole."""
         if self.path.exists():
-            kept = [line for line in self.path.read_bytes().splitlines() if _step(line) <= step]
-            write_atomically(self.path, b"".join(line + b"\n" for line in kept).decode())
+            lines = self.path.read_bytes()
+            kept = [line for line in lines.splitlines() if _step(line) <= step]
+            if (whole := b"".join(line + b"\n" for line in kept)) != lines:
+                write_atomically(self.path, whole.decode())
 
     def write(self, row: dict[str, Any]) -> str | None:
         """Appends a row in one write.
@@ -162,12 +165,15 @@ class MetricsLog:
         Returns:
           A warning, the first time that writing fails: training goes on without a log.
         """
-        line = json.dumps(_plain(row), allow_nan=False) + "\n"
+        line = (json.dumps(_plain(row), allow_nan=False) + "\n").encode()
         try:
             # without O_APPEND's buffer in between, a kill leaves whole lines or one that is cut
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
-                os.write(handle, line.encode())
+                size = os.fstat(handle).st_size
+                if os.write(handle, line) < len(line):
+                    os.ftruncate(handle, size)  # half a line would spoil the next one
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             finally:
                 os.close(handle)
         except OSError as error:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from jaxdp.errors import StorageError
 from jaxdp.report.board import Board
 from jaxdp.report.progress import Reporter, describe
 from jaxdp.report.runfolder import MetricsLog
@@ -72,7 +73,10 @@ class RunLog:
         """Forgets the rows after `step`: the run went back to there and will log them again."""
         self.flush()
         if self._metrics is not None:
-            self._metrics.drop_after(step)
+            try:
+                self._metrics.drop_after(step)
+            except StorageError as error:
+                self._reporter.line(f"warning: {error}; training goes on")
         if self._board is not None:
             self._board.back_to(step)
 
@@ -82,8 +86,9 @@ class RunLog:
             return
         if self._metrics is not None and (warning := self._metrics.write(self._row)):
             self._reporter.line(f"warning: {warning}")
-        if self._board is not None:
-            self._board.write(self._row)
+        if self._board is not None and (warning := self._board.write(self._row)):
+            self._reporter.line(f"warning: {warning}")
+            self._board = None
         self._row = {}
 
     def close(self) -> None:

@@ -19,6 +19,8 @@ from jaxdp.types import PyTree
 # keys that may differ when a run is resumed: they do not change what was learned so far
 _MAY_CHANGE = (
     "steps", "devices", "out", "resume", "sync.", "checkpoint.", "eval.", "log.", "guard.",
+    "init_from",  # read before step 0 alone
+    "data.path", "data.heldout_path",  # files may move: it is their contents that have to stay
 )  # fmt: skip
 # of these sections, what does change it, or would lose what a compression still owes
 _AND_YET_STAY = (

@@ -65,7 +65,13 @@ def test_help_wins(line):
 @pytest.mark.parametrize(
     ("line", "lines"),
     [
-        ("--steps", ["--steps: a value is missing; expected a whole number of at least 1"]),
+        (
+            "--seed",
+            [
+                "--seed: a value is missing; expected a whole number of at least 0 and at most "
+                "4294967295"
+            ],
+        ),
         (
             "--model.hidden --seed 3",
             [

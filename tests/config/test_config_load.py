@@ -249,3 +249,27 @@ def test_sizes_are_read_with_their_units(tmp_path):
     for wrong in ("25MB", 0, True, 1.5):
         with pytest.raises(UserError, match="expected a size such as 25M, 512K"):
             load_config(None, [("sync.bucket_bytes", wrong)])
+
+
+def test_home_is_what_a_tilde_means(yaml, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    config = load_config(yaml("out: ~/runs/a\ninit_from: ~/p.safetensors"))
+    assert (config.out, config.init_from) == ("/home/me/runs/a", "/home/me/p.safetensors")
+    auto = [("sync.algorithm", "auto"), ("sync.tune_file", "~/t.json")]
+    assert load_config(None, auto).sync.tune_file == "/home/me/t.json"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('out: "\\U00110000"', "x.yaml: not a text file; expected YAML"),
+        ('out: "a\\0b"', "x.yaml:1: out: 'a\\x00b' is not allowed; expected non-empty text or "
+         "null"),
+        ("steps: 10000000000", "x.yaml:1: steps: 10000000000 is not allowed; expected a whole "
+         "number of at least 1 and at most 999999999"),
+        ("checkpoint: {mean_time_to_failure: 1e305}", "x.yaml:1: checkpoint.mean_time_to_failure: "
+         "1e+305 is not allowed; expected a number above 0 and at most 1000000"),
+    ],
+)  # fmt: skip
+def test_values_that_nothing_can_be_made_of(yaml, text, words):
+    assert mistakes("", yaml(text)) == [words]

@@ -31,7 +31,7 @@ def test_either():
 @pytest.mark.parametrize(
     ("path", "kind", "text"),
     [
-        ("steps", "", "a whole number of at least 1"),
+        ("steps", "", "a whole number of at least 1 and at most 999999999"),
         ("seed", "", "a whole number of at least 0 and at most 4294967295"),
         ("devices", "", "auto or a whole number of at least 1"),
         ("resume", "", "true, false or auto"),

@@ -1,7 +1,9 @@
 """Bytes as tokens: windows, the standard library, one file."""
 
+import hashlib
 import os
 import sysconfig
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -161,3 +163,13 @@ def test_permission_denied_is_one_line(tmp_path, monkeypatch):
 
     monkeypatch.setattr(text_module.Path, "read_bytes", denied)
     assert f"{tmp_path / 'a.txt'}: not readable" in refusal("text_file", path=tmp_path / "a.txt")
+
+
+def test_a_pipe_is_read_once(tmp_path):
+    text = bytes(range(256)) * 4
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(text,), daemon=True)
+    writer.start()
+    data = load_dataset("text_file", path=tmp_path / "pipe", context=8)
+    writer.join(10)
+    assert data.facts["sha256"] == hashlib.sha256(text).hexdigest()

@@ -126,3 +126,12 @@ def test_a_numpy_file_is_not_taken_for_tokens(tmp_path, rng):
     for name in ("a.npy", "a.npz"):
         with pytest.raises(UserError, match="a NumPy file; expected raw uint16 tokens"):
             load_dataset("tokens", path=tmp_path / name, context=16)
+
+
+def test_a_first_token_that_spells_pk_is_no_archive(tmp_path):
+    tokens = some_tokens()
+    tokens[0] = 0x4B50  # "PK" in little-endian
+    (tmp_path / "a.bin").write_bytes(tokens.tobytes())
+    np.testing.assert_array_equal(read_tokens(tmp_path / "a.bin"), tokens)
+    np.savez(tmp_path / "b.bin.npz", tokens)
+    assert "a NumPy file" in refusal(path=tmp_path / "b.bin.npz")

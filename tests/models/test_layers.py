@@ -103,3 +103,10 @@ def test_rotated_products_depend_on_the_distance_only():
     for distance in range(-5, 6):
         diagonal = np.diagonal(products, distance)
         np.testing.assert_allclose(diagonal, diagonal[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_dropout_of_nearly_all():
+    keys = jax.vmap(jax.random.key)(jnp.arange(3))
+    out = dropout(jnp.ones((3, 8)), 1 - 1e-12, keys, 0)
+    assert out.shape == (3, 8)
+    assert not out.any()

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from jaxdp.report.progress import SilentReporter
+from jaxdp.report.progress import PlainReporter, SilentReporter
 from jaxdp.report.runlog import RunLog
 
 
@@ -15,10 +15,14 @@ class Files:
     def __init__(self):
         self.opened = []
 
-    def writer(self, folder, purge_step, filename_suffix):
+    def writer(self, folder, max_queue, purge_step, filename_suffix):
+        assert max_queue > 1000
+        self.alive = True
+        thread = types.SimpleNamespace(is_alive=lambda: self.alive)
         one = types.SimpleNamespace(purge=purge_step, suffix=filename_suffix, scalars=[], open=True)
         one.add_scalar = lambda name, value, step: one.scalars.append((name, value, step))
         one.close = lambda: setattr(one, "open", False)
+        one.file_writer = types.SimpleNamespace(event_writer=types.SimpleNamespace(_worker=thread))
         self.opened.append(one)
         return one
 
@@ -70,3 +74,16 @@ def test_steps_that_are_done_again_replace_those_before(files, tmp_path):
     assert not any(one.open for one in files.opened)
     # two files of one process in one second need two names
     assert files.opened[0].suffix != files.opened[1].suffix
+
+
+def test_a_full_disk_ends_the_files_and_not_the_training(files, tmp_path, capsys):
+    log = open_log(tmp_path)
+    log._reporter = PlainReporter(9)
+    train(log, range(1, 3), 1.0)
+    files.alive = False  # as its thread is, of an OSError
+    train(log, range(3, 6), 1.0)
+    log.close()
+    assert capsys.readouterr().out.count("cannot be written; training goes on without") == 1
+    assert files.shown("loss").keys() == {1}
+    assert files.opened[0].open  # closing would wait for that thread
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 5

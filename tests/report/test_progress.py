@@ -57,3 +57,20 @@ def test_durations():
         "1:15",
         "1:01:01",
     ]
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), BrokenPipeError()])
+def test_a_terminal_that_is_gone_does_not_end_the_training(error, monkeypatch, tmp_path):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise error
+
+    terminal = Console(file=Gone(), force_terminal=True, width=80)
+    monkeypatch.setattr(progress, "Console", lambda **options: terminal)
+    with open(tmp_path / "out", "w") as out:
+        monkeypatch.setattr("sys.stdout", out)
+        reporter = progress.make_reporter("rich", 100)
+        reporter.status(ROW)
+        reporter.line("held out: fine")
+        reporter.status(ROW)
+        reporter.close()
