@@ -59,8 +59,9 @@ def choose(nbytes: int, n: int, tune_file: str | Path | None = None) -> Choice:
         return Choice("psum", f"{why}{unread}")
     if not path.exists():
         how = f"python -m jaxdp.compare --tune writes {path}"
-        if processes > 1:  # which compare starts itself, on the CPU of one host
-            how = "sync.tune start measures when a run starts"
+        if processes > 1:  # compare starts them itself, on the CPU of one host
+            start = "sync.tune start measures when a run starts"
+            how = f"{how} (CPUs of one host); {start}" if platform == "cpu" else start
         return Choice("psum", f"nothing measured yet: {how}")
     entry = _read(path, path.stat().st_mtime_ns).get(_key(platform, processes, n))
     if entry is None:
