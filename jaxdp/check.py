@@ -15,13 +15,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _main(argv: Sequence[str]) -> int:
     with interrupted_at_once():
-        from jaxdp.config import help_text, load_config, parse_args
+        from jaxdp.config import help_text, load_config, parse_args, to_yaml
 
     args = parse_args(argv, PROG)
     if args.help:
         print(help_text(prog=PROG))
         return Exit.DONE
     config = load_config(args.config_path, args.overrides)
+    if args.print_config:
+        print(to_yaml(config), end="")
+        return Exit.DONE
     # JAX starts here, after every mistake that can be found without it
     with interrupted_at_once():
         from jaxdp.checking.program import check_and_tell

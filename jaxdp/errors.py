@@ -19,6 +19,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 # the world's, not ours: what a path names may not be used so
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP)
 
+_INSTALL = "pip install -e . here, or enter the environment that has it: . .venv/bin/activate"
+
 
 class Exit(IntEnum):
     """Exit codes of every program (a killed process ends with 128 + signal number)."""
@@ -143,8 +145,17 @@ def ending_of(error: BaseException) -> Ending:
             f"out of memory{found and f' ({found})'}; expected less at a time: a smaller batch or "
             "model, more microbatches, or more devices",
         )
+    if isinstance(error, ModuleNotFoundError) and _is_package(error.name):
+        return Ending(Exit.USER, f"{error.name} is not installed; {_INSTALL}")
     lines = "".join(traceback.format_exception(error))
     return Ending(Exit.BUG, f"{lines}this is a bug of jaxdp; please report it with the lines above")
+
+
+def _is_package(name: str | None) -> bool:
+    """Whether a name is that of a whole package, neither ours nor Python's own."""
+    if name is None or "." in name or name == "jaxdp":
+        return False
+    return name not in sys.stdlib_module_names
 
 
 def _ended(program: Callable[[], int]) -> int:

@@ -75,6 +75,22 @@ def test_the_code_of_an_error(error, code, capsys):
     assert capsys.readouterr().err in ("what was wrong\n", "")
 
 
+def test_a_package_that_is_not_installed_is_one_line():
+    with pytest.raises(ModuleNotFoundError) as missing:
+        import no_such_package.part  # noqa: F401
+    ending = ending_of(missing.value)
+    assert ending.code == Exit.USER
+    assert ending.text.startswith("no_such_package is not installed; pip install -e .")
+    assert "\n" not in ending.text
+
+
+@pytest.mark.parametrize("name", ["jaxdp", "jaxdp.no_such", "numpy.no_such", "zlib", None])
+def test_a_module_that_ought_to_be_there_is_a_bug(name):
+    ending = ending_of(ModuleNotFoundError(f"No module named {name!r}", name=name))
+    assert ending.code == Exit.BUG
+    assert "please report it" in ending.text
+
+
 def test_only_a_bug_shows_a_traceback(capsys):
     assert exit_code(lambda: [][1]) == Exit.BUG
     assert "please report it" in capsys.readouterr().err

@@ -75,6 +75,16 @@ def test_the_run_folder(tmp_path):
     assert environment["emulated"]
 
 
+@pytest.mark.parametrize(("launched", "every"), [(True, 0), (True, 2), (False, 0)])
+def test_a_launcher_can_restart_from_what_is_saved_alone(launched, every, tmp_path, monkeypatch):
+    if launched:
+        monkeypatch.setenv("JAXDP_CONTROL", str(tmp_path))
+    reporter = Lines()
+    run(tmp_path / "a", reporter=reporter, steps=2, eval__every=0, checkpoint__every=every)
+    told = [line for line in reporter.lines if "checkpoint.every is 0" in line]
+    assert len(told) == (launched and not every)
+
+
 def test_buckets_are_told_and_found(tmp_path):
     reporter = Lines()
     sizes = {"sync__bucket_bytes": 4096, "sync__first_bucket_bytes": 2048}

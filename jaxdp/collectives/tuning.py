@@ -58,7 +58,11 @@ def choose(nbytes: int, n: int, tune_file: str | Path | None = None) -> Choice:
         why = "one CPU process: psum reduces in shared memory, which nothing beats"
         return Choice("psum", f"{why}{unread}")
     if not path.exists():
-        return Choice("psum", f"nothing measured yet: python -m jaxdp.compare --tune writes {path}")
+        how = f"python -m jaxdp.compare --tune writes {path}"
+        if processes > 1:  # compare starts them itself, on the CPU of one host
+            start = "sync.tune start measures when a run starts"
+            how = f"{how} (CPUs of one host); {start}" if platform == "cpu" else start
+        return Choice("psum", f"nothing measured yet: {how}")
     entry = _read(path, path.stat().st_mtime_ns).get(_key(platform, processes, n))
     if entry is None:
         return Choice("psum", f"{path} has no entry for {_key(platform, processes, n)}")

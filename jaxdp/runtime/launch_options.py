@@ -16,7 +16,7 @@ from jaxdp.runtime.phases import COMPILE, END, EVALUATION, SAVE, START, STEP
 
 PROG = "python -m jaxdp.launch"
 # seconds without a heartbeat; what each phase waits for
-_DEADLINES = {
+DEADLINES = {
     START: (900, "joining the others, reading data, restoring the state"),
     COMPILE: (1800, "compiling the step"),
     STEP: (600, "a step, and waiting for its input"),
@@ -32,6 +32,9 @@ is added.  Lines of rank R are shown as `[R] line`; standard input is empty.
 SIGTERM, SIGINT (Ctrl-C) and SIGHUP ask all ranks to save and end, and kill them after the grace;
 a second Ctrl-C kills at once.  When a rank fails, the others are ended within a second, and what
 failed first is told.
+
+Read from the environment: JAXDP_JOIN_TIMEOUT, seconds for which ranks wait for each other at the
+start (300), and JAXDP_FAULTS, for tests.
 
 Exit codes: 0 done, 1 a rank failed, 2 a mistake in the command or the configuration, 3 wrong
 results, 4 numerics, 5 storage, 6 a rank was lost or stuck, 75 saved on request (run it again),
@@ -98,7 +101,7 @@ def parse_options(argv: Sequence[str]) -> LaunchOptions:
         max_restarts=args.max_restarts,
         min_nproc=args.min_nproc,
         grace_s=args.grace,
-        deadlines={phase: getattr(args, f"{phase}_deadline") for phase in _DEADLINES},
+        deadlines={phase: getattr(args, f"{phase}_deadline") for phase in DEADLINES},
         log_dir=args.log_dir,
         pin=args.pin,
     )
@@ -142,8 +145,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_places(parser.add_argument_group("which processes"))
     _add_ends(parser.add_argument_group("how they end"))
-    add = parser.add_argument_group("deadlines: seconds without a heartbeat").add_argument
-    for phase, (seconds, what) in _DEADLINES.items():
+    add = parser.add_argument_group(
+        "deadlines: seconds without a heartbeat, of programs that send them, as jaxdp.train does"
+    ).add_argument
+    for phase, (seconds, what) in DEADLINES.items():
         add(f"--{phase}-deadline", type=_seconds, default=float(seconds), metavar="S",
             help=f"{what} (default {seconds})")  # fmt: skip
     return parser

@@ -12,7 +12,7 @@ from jaxdp.errors import Exit
 from jaxdp.runtime.attempt import Ending, Job, run_attempt
 from jaxdp.runtime.children import Janitor, World, cores, free_port, hired_janitor, shares
 from jaxdp.runtime.folders import Folders, attempt_folders
-from jaxdp.runtime.launch_options import LaunchOptions
+from jaxdp.runtime.launch_options import DEADLINES, LaunchOptions
 from jaxdp.runtime.output import Output
 from jaxdp.runtime.phases import EVALUATION, SAVE, STEP
 from jaxdp.runtime.place import chooses_devices, visible_devices
@@ -36,7 +36,7 @@ def launch(options: LaunchOptions) -> int:
     """
     with noted_requests() as requests, _output() as output, hired_janitor() as hired:
         mark, janitor = hired
-        if line := _warning(options):
+        for line in filter(None, (_warning(options), ineffective(options), _gpus_line(options))):
             output.say(f"launch: {line}")
         with attempt_folders(options.log_dir, janitor, output.say) as folders:
             return _attempts(options, folders, mark, output, requests, janitor)
@@ -57,6 +57,22 @@ def _warning(options: LaunchOptions) -> str | None:
             "hosts reach this port"
         )
     return None
+
+
+def ineffective(options: LaunchOptions) -> str | None:
+    """The deadlines that were chosen for a program that may send no heartbeats, in a line.
+
+    The trainer sends them; of others we learn it from their first one.
+    """
+    chosen = [
+        f"--{phase}-deadline"
+        for phase, (seconds, _) in DEADLINES.items()
+        if options.deadlines[phase] != seconds
+    ]
+    if options.module == TRAINER or not chosen:
+        return None
+    what = f"{', '.join(chosen)}: without effect unless {options.module} sends heartbeats"
+    return f"{what}, as {TRAINER} does"
 
 
 def is_loopback_form(address: str) -> bool:
@@ -202,7 +218,7 @@ def _cores(pin: str, nproc: int) -> tuple[tuple[int, ...], ...]:
 def _devices(nproc: int) -> tuple[tuple[int, ...], ...]:
     if nproc == 1 or _computes_on_cpu():
         return ()
-    return device_shares(os.environ, len(list(Path("/dev").glob("nvidia[0-9]*"))), nproc)
+    return device_shares(os.environ, _present_gpus(), nproc)
 
 
 def device_shares(
@@ -215,10 +231,39 @@ def device_shares(
     >>> device_shares({"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, 8, 2)
     ((0, 1), (2, 3))
     """
-    if chooses_devices(environ):
-        return ()
+    return () if chooses_devices(environ) else shares(range(_count(environ, present)), nproc)
+
+
+def _count(environ: Mapping[str, str], present: int) -> int:
+    """The GPUs that a process may see."""
     visible = visible_devices(environ)
-    return shares(range(present if visible is None else len(visible)), nproc)
+    return present if visible is None else len(visible)
+
+
+def uneven_gpus(environ: Mapping[str, str], present: int, nproc: int) -> str | None:
+    """A line where GPUs and processes do not come out even; None where they do, or none are seen.
+
+    >>> uneven_gpus({}, 8, 3)
+    '8 GPUs for 3 processes: each gets 2, and 2 are left over'
+    """
+    gpus = 0 if chooses_devices(environ) else _count(environ, present)
+    if not gpus or gpus % nproc == 0:
+        return None
+    what = f"{counted(gpus, 'GPU')} for {counted(nproc, 'process')}"
+    if gpus < nproc:
+        return f"warning: {what}: each sees all; expected at most one process for each GPU"
+    each, left = divmod(gpus, nproc)
+    return f"{what}: each gets {each}, and {left} {'is' if left == 1 else 'are'} left over"
+
+
+def _gpus_line(options: LaunchOptions) -> str | None:
+    if options.nproc == 1 or _computes_on_cpu():
+        return None
+    return uneven_gpus(os.environ, _present_gpus(), options.nproc)
+
+
+def _present_gpus() -> int:
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def _computes_on_cpu() -> bool:

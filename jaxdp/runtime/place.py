@@ -30,6 +30,7 @@ LOCAL_DEVICES = "JAX_LOCAL_DEVICE_IDS"
 _CHOICES = (LOCAL_DEVICES, "JAX_CUDA_VISIBLE_DEVICES", "JAX_ROCM_VISIBLE_DEVICES")
 
 _PLAIN = (ADDRESS, COUNT, ID)
+_TIMEOUT_S = 300
 _POD = "JOB_COMPLETION_INDEX"
 _FIRST_PORT, _PORTS = 61440, 4096  # as JAX chooses one for a job
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm numbers batch scripts and interactive shells from here on
@@ -65,7 +66,7 @@ class Place:
     cores: tuple[int, ...] = ()
     one_host: bool | None = None
     device: int | None = None
-    timeout_s: int = 300
+    timeout_s: int = _TIMEOUT_S
     names_come_late: bool = False
 
 
@@ -129,7 +130,7 @@ def _place(
         cores=_cores(environ),
         one_host=claim.one_host if claim else None,
         device=_device(environ, claim) if claim else None,
-        timeout_s=_optional_number(environ, TIMEOUT) or 300,
+        timeout_s=_timeout_s(environ),
         names_come_late="KUBERNETES_SERVICE_HOST" in environ,
     )
 
@@ -259,6 +260,13 @@ def chooses_devices(environ: Mapping[str, str]) -> bool:
 def _cores(environ: Mapping[str, str]) -> tuple[int, ...]:
     text = environ.get(CORES, "")
     return tuple(_number(environ, CORES, part) for part in text.split(",")) if text else ()
+
+
+def _timeout_s(environ: Mapping[str, str]) -> int:
+    seconds = _optional_number(environ, TIMEOUT)
+    if seconds == 0:
+        raise UserError(f"{TIMEOUT}={environ[TIMEOUT]}: expected at least 1 second")
+    return _TIMEOUT_S if seconds is None else seconds
 
 
 def _optional_number(environ: Mapping[str, str], name: str) -> int | None:

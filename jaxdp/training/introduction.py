@@ -8,6 +8,7 @@ from jaxdp.assemble import Job, what_travels
 from jaxdp.collectives.tuning import Choice
 from jaxdp.config import Config, describe_batch
 from jaxdp.optim import describe_decay
+from jaxdp.runtime.control import control_folder
 from jaxdp.state import TrainState
 from jaxdp.trees import bytes_per_device, count_bytes, count_elements
 from jaxdp.wording import counted, emulated_devices
@@ -47,6 +48,10 @@ def introduction(config: Config, job: Job, state: TrainState, choice: Choice) ->
         lines += describe_decay(state.params)
     if config.init_from is not None and not int(state.step):
         lines.append(f"init   parameters from {config.init_from}")
+    if control_folder() is not None and not config.checkpoint.every:
+        lines.append(
+            "warning: checkpoint.every is 0: nothing is saved before the end, restarts begin anew"
+        )
     if int(state.step):
         lines.append(f"resumed at step {int(state.step)} of {config.steps}")
     return lines

@@ -8,6 +8,7 @@ import pytest
 
 from jaxdp.check import main
 from jaxdp.checking import Line, program
+from jaxdp.config import load_config, to_yaml
 
 
 def check(*arguments):
@@ -22,6 +23,14 @@ def test_a_shipped_configuration():
     assert (code, err) == (0, "")
     assert "2 emulated devices against 1" in out
     assert out.splitlines()[-1] == "the same training: 11 passed, 0 failed, 0 not applicable"
+
+
+def test_the_configuration_is_printed_and_nothing_run(capsys, monkeypatch):
+    monkeypatch.setattr(program, "check_and_tell", None)
+    argv = ["--config", "configs/digits_mlp.yaml", "--steps", "700", "--print_config"]
+    assert main(argv) == 0
+    expected = to_yaml(load_config("configs/digits_mlp.yaml", (("steps", 700),)))
+    assert capsys.readouterr() == (expected, "")
 
 
 def test_a_sharded_optimizer_with_a_frozen_leaf(capsys):

@@ -166,6 +166,14 @@ class TestAuto:
         assert tuning.choose(1024, 4).algorithm == "psum"
         assert "jaxdp.compare --tune" in tuning.choose(1024, 4).reason
 
+    def test_nothing_measured_in_a_job_of_several_processes(self, monkeypatch):
+        monkeypatch.setattr(jax, "process_count", lambda: 2)
+        assert "sync.tune start" in tuning.choose(1024, 4).reason
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        reason = tuning.choose(1024, 4).reason
+        assert "sync.tune start" in reason
+        assert "compare" not in reason  # which cannot measure them
+
     def test_the_nearest_size_that_was_right_decides(self):
         path = tuning.save(self.ROWS, 4)
         assert path == tuning.default_file()

@@ -10,8 +10,10 @@ from jaxdp.runtime.launch_options import parse_options
 from jaxdp.runtime.launcher import (
     deadlines_of_several_hosts,
     device_shares,
+    ineffective,
     is_loopback_form,
     resuming,
+    uneven_gpus,
 )
 
 RUN = ["-m", "jaxdp.train"]
@@ -155,6 +157,40 @@ def test_on_several_hosts_a_step_may_last_as_long_as_anothers_save():
 def test_the_gpus_of_each_process(environ, expected):
     """As JAX counts them: from 0, among those that it may see."""
     assert device_shares(environ, 8, 2) == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "present", "nproc", "line"),
+    [
+        ({}, 8, 4, None),
+        ({}, 0, 4, None),  # no NVIDIA
+        ({}, 2, 4, "warning: 2 GPUs for 4 processes: each sees all; expected at most one process"),
+        ({}, 3, 2, "3 GPUs for 2 processes: each gets 1, and 1 is left over"),
+        ({"CUDA_VISIBLE_DEVICES": "4,5"}, 3, 2, None),
+        ({"CUDA_VISIBLE_DEVICES": "4"}, 8, 2, "warning: 1 GPU for 2 processes: each sees all"),
+        ({"JAX_LOCAL_DEVICE_IDS": "0"}, 3, 2, None),  # the user's choice
+    ],
+)
+def test_gpus_that_do_not_come_out_even_are_told(environ, present, nproc, line):
+    told = uneven_gpus(environ, present, nproc)
+    assert told is None if line is None else told.startswith(line)
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["--step-deadline", "9", *RUN], None),
+        (["-m", "json.tool"], None),
+        (["--step-deadline", "600", "-m", "json.tool"], None),
+        (
+            ["--step-deadline", "9", "--end-deadline", "7", "-m", "json.tool"],
+            "--step-deadline, --end-deadline: without effect unless json.tool sends heartbeats, "
+            "as jaxdp.train does",
+        ),
+    ],
+)
+def test_deadlines_of_a_program_that_may_send_no_heartbeats(argv, line):
+    assert ineffective(parse_options(argv)) == line
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,13 @@ def test_a_variable_that_is_no_number_is_told():
         place_of_this_process(PLAIN | {"JAX_NUM_PROCESSES": "two"})
 
 
+def test_how_long_processes_wait_for_each_other():
+    assert found(PLAIN).timeout_s == 300
+    assert found(PLAIN | {"JAXDP_JOIN_TIMEOUT": "12"}).timeout_s == 12
+    with pytest.raises(UserError, match="JAXDP_JOIN_TIMEOUT=0: expected at least 1 second"):
+        place_of_this_process(PLAIN | {"JAXDP_JOIN_TIMEOUT": "0"})
+
+
 def test_the_launcher_is_believed_inside_other_schedulers(tmp_path):
     launched = {
         "JAXDP_CONTROL": str(tmp_path),
