@@ -179,7 +179,7 @@ def _check(args: argparse.Namespace) -> None:
         and args.devices % args.nproc_per_node > 0,
     }
     lines = [line for line, broken in rules.items() if broken]
-    outputs = {option: getattr(args, option) for option in _OUTPUTS}
+    outputs = {option: path for option in _OUTPUTS if (path := getattr(args, option))}
     lines += [f"--{option}: {why}" for option, path in outputs.items() if (why := _unfit(path))]
     if lines:
         raise UserError(*lines)
@@ -190,11 +190,9 @@ def _check(args: argparse.Namespace) -> None:
         check_plot(args.plot)
 
 
-def _unfit(path: str | None) -> str | None:
+def _unfit(path: str) -> str | None:
     """Why a file cannot be written there; None if it can, as far as can be seen."""
-    folder = os.path.dirname(path or "") or "."
-    if not path:
-        return None
+    folder = os.path.dirname(path) or "."
     if not os.path.isdir(folder):
         return f"there is no folder {folder} for {path}"
     if os.path.isdir(path):

@@ -164,12 +164,12 @@ def _ended(program: Callable[[], int]) -> int:
     except BaseException as error:
         ending = ending_of(error)
         if isinstance(error, BrokenPipeError) or getattr(error, "errno", None) in _FULL:
-            _discard_output()
+            discard_output()
         if ending.text:
             print(ending.text, file=sys.stderr)
         return ending.code
 
 
-def _discard_output() -> None:
+def discard_output() -> None:
     """What cannot be written goes nowhere, so that it does not fail once more."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno() if sys.stdout else 1)

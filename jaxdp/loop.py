@@ -187,9 +187,7 @@ def _feed(
         result.step = t + 1
         if evaluate is not None and evaluate.due(t + 1, last):
             try:
-                with meter.paused():
-                    watch.enter(EVALUATION, t + 1)
-                    result.evaluation = evaluate.do(t + 1, result.state)
+                _evaluate(result, evaluate, hooks, meter)
             except Exception:
                 # trained to the end, and then lost?  Several processes may not all have failed
                 if save is not None and t + 1 == last and jax.process_count() == 1:
@@ -210,6 +208,12 @@ def _feed(
         _save(step.mesh, result, save, hooks, meter, amid_failing=result.step < last)
     with meter.paused():
         meter.refuse_nonfinite(int(result.state.nonfinite), result.step)
+
+
+def _evaluate(result: FitResult, evaluate: Every, hooks: _Hooks, meter: Meter) -> None:
+    with meter.paused():
+        hooks.watch.enter(EVALUATION, result.step)
+        result.evaluation = evaluate.do(result.step, result.state)
 
 
 def _worth_saving(result: FitResult, last: int) -> bool:

@@ -156,7 +156,7 @@ def _compilers_doing(plan: Plan, found: list[hlo.Collective], run: Run, subject:
     planned, there = plan.totals(), found_totals(found)
     count, nbytes = planned.pop("all-reduce", (0, 0))
     _, found_bytes = there.pop("all-reduce", (0, 0))
-    widened = 2 if subject.exact_sync else 1
+    widened = 1 if subject.exact_sync is None else 2
     if not count or planned != there or found_bytes > widened * nbytes:
         return False
     return found_bytes >= nbytes or found_bytes >= nbytes - _twins_bytes(run, subject)

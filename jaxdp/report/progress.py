@@ -1,6 +1,5 @@
 """What a person sees while a run goes on: a live line on a terminal, plain lines elsewhere."""
 
-import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.text import Text
 
 from jaxdp.columns import LOG
+from jaxdp.errors import discard_output
 
 
 class Reporter(Protocol):
@@ -60,7 +60,7 @@ class PlainReporter:
         try:
             print(text, flush=True)
         except OSError:  # the reader left (`| head`), or a log's disk is full: the training goes on
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_output()
 
     def status(self, row: Mapping[str, Any]) -> None:
         self.line(f"step {row['step']}/{self.steps}  {describe(row)}")
@@ -105,8 +105,7 @@ class RichReporter:
             draw()
         except (OSError, SystemExit):  # rich raises the latter where a pipe's reader left
             self._gone = True  # the terminal is closed, the disk full: the training goes on
-            if sys.stdout is not None:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            discard_output()
 
 
 def describe(row: Mapping[str, Any]) -> str:

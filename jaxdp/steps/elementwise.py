@@ -32,10 +32,11 @@ def refuse_unless_elementwise(
     _refuse_other_shapes(optimizer, params)
     rng = np.random.default_rng(0)
     small = jax.tree.map(lambda x: _random(rng, x), params)
+    wide = widened(small)  # as a step makes gradients
     trees = (small, *_halves(small))
     states = [optimizer.init(tree) for tree in trees]
     for step, scale in enumerate(_SCALES):
-        grads = _gradients(rng, widened(small), scale)  # as a step makes them
+        grads = _gradients(rng, wide, scale)
         updates = []
         for i, (g, p) in enumerate(zip((grads, *_halves(grads)), trees, strict=True)):
             update, states[i] = optimizer.update(g, states[i], p, step=jnp.int32(step))
